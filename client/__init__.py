@@ -1,0 +1,1 @@
+"""The client: trains, scores, compresses, talks. Never imports the server."""

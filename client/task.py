@@ -1,0 +1,89 @@
+"""What a user brings: a model, each client's data, a loss and metrics. One short file is enough.
+
+A task is named `module:attribute` (or by an entry point of the group `fedreuse.tasks`); the attribute is
+called with a `TaskContext` and returns an object with the methods of `Task`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+ENTRY_POINTS = "fedreuse.tasks"
+
+
+class TaskError(Exception):
+    """A task that cannot be found, loaded or used; the text says which, why and what to do."""
+
+
+@dataclass(frozen=True)
+class TaskContext:
+    """What a task may need to know.
+
+    seed: root of all named random streams (`fedreuse.proto.streams`); clients: how many there are;
+    data: folder with data sets; options: the `task` and `partition` sections of the configuration.
+    """
+
+    seed: int
+    clients: int
+    data: Path
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Task(Protocol):
+    """The user's side of federated learning."""
+
+    def model(self) -> nn.Module:
+        """A fresh model. Called under the `init` stream's seed when initial weights are made."""
+
+    def client_data(self, client: int) -> Dataset[Any]:
+        """The training examples of one client, a map-style data set; the same at every call."""
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        """Mean loss over a batch: a list of what the data set's items hold, stacked by torch's collate."""
+
+    def metrics(self, model: nn.Module, data: Dataset[Any]) -> Mapping[str, float]:
+        """Metrics of an evaluated model over a data set, e.g. {"accuracy": 0.9, "loss": 0.3}."""
+
+    def validation(self) -> Dataset[Any] | None:
+        """Examples that steer decisions: cut from training data, never from the test set."""
+
+    def test(self) -> Dataset[Any] | None:
+        """The test set; opened once, after the last round."""
+
+
+def load_task(name: str, context: TaskContext) -> Task:
+    """Build the task called `name`. Raises TaskError."""
+    factory = _from_module(name) if ":" in name else _from_entry_point(name)
+    return cast(Task, factory(context))
+
+
+def _from_module(name: str) -> Callable[[TaskContext], Any]:
+    module, _, attribute = name.partition(":")
+    if "" not in sys.path:
+        sys.path.insert(0, "")  # a task in the working directory needs no installation
+    try:
+        return cast(Callable[[TaskContext], Any], getattr(importlib.import_module(module), attribute))
+    except ModuleNotFoundError as error:
+        if error.name != module.split(".")[0] and error.name != module:
+            raise
+        raise TaskError(f"task {name!r}: no module {module!r} in this directory or installation") from None
+    except AttributeError:
+        raise TaskError(f"task {name!r}: module {module!r} has no attribute {attribute!r}") from None
+
+
+def _from_entry_point(name: str) -> Callable[[TaskContext], Any]:
+    found = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
+    if name not in found:
+        raise TaskError(
+            f"no task called {name!r}; installed: {', '.join(sorted(found)) or 'none'}; your own file is named module:attribute"
+        )
+    return cast(Callable[[TaskContext], Any], found[name].load())

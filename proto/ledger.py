@@ -1,0 +1,75 @@
+"""The byte ledger: one row per message and direction, each layer in its own column.
+
+Layers that were not observed are None (an empty cell), never 0 and never derived. Direction is seen from
+the client: "up" is client to server.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from typing import Literal
+
+Direction = Literal["up", "down"]
+Layer = Literal["modelled", "payload", "message", "grpc"]
+Status = Literal["ok", "lost", "refused", "fault"]
+
+LAYERS: tuple[Layer, ...] = ("modelled", "payload", "message", "grpc")
+GRPC_PREFIX_BYTES = 5
+"""gRPC puts one compression flag and a 32-bit length before every message."""
+
+
+@dataclass(slots=True)
+class Row:
+    """Bytes of one whole message (a header with all its chunks).
+
+    `status`: "ok" (received, or not known to be lost), "lost" (sent, and the session ended without a sign
+    that it arrived), "refused" (received but not accepted), "fault" (what the paper's convention charges
+    where no message was exchanged because the client failed).
+    """
+
+    round: int
+    client: int
+    direction: Direction
+    kind: str
+    status: Status = "ok"
+    modelled: int | None = None
+    payload: int | None = None
+    message: int | None = None
+    grpc: int | None = None
+
+    def cells(self) -> list[str]:
+        return ["" if value is None else str(value) for value in (getattr(self, name) for name in COLUMNS)]
+
+
+COLUMNS = tuple(field.name for field in fields(Row))
+
+
+class Totals:
+    """Running sums of rows by direction, kind, status and layer; a layer no row observed stays absent."""
+
+    def __init__(self) -> None:
+        self._sums: Counter[tuple[str, str, str, str]] = Counter()
+
+    def add(self, rows: Iterable[Row]) -> None:
+        for row in rows:
+            for layer in LAYERS:
+                value = getattr(row, layer)
+                if value is not None:
+                    self._sums[row.direction, row.kind, row.status, layer] += value
+
+    def total(self, direction: Direction, layer: Layer, kind: str | None = None) -> int | None:
+        """Sum over everything that matches, lost and refused messages included; None if never observed."""
+        values = [
+            value
+            for (way, name, _, observed), value in self._sums.items()
+            if way == direction and observed == layer and kind in (None, name)
+        ]
+        return sum(values) if values else None
+
+    def kinds(self, direction: Direction) -> list[str]:
+        return sorted({kind for way, kind, _, _ in self._sums if way == direction})
+
+    def layers(self, direction: Direction) -> dict[str, int | None]:
+        return {layer: self.total(direction, layer) for layer in LAYERS}

@@ -1,0 +1,48 @@
+"""Top-K by magnitude, exactly: k coordinates of largest |value|, ties to the lower index (DG paper, Eq. 9)."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedreuse.proto.schema import Array
+
+_UINT = {2: np.uint16, 4: np.uint32, 8: np.uint64}
+_INFINITY = {
+    "float16": 0x7C00,
+    "bfloat16": 0x7F80,
+    "float32": 0x7F800000,
+    "float64": 0x7FF0000000000000,
+}
+
+
+def magnitude_bits(values: Array) -> NDArray[np.unsignedinteger]:
+    """Float bit patterns without the sign: unsigned integers in the order of the magnitudes."""
+    unsigned = _UINT[values.dtype.itemsize]
+    return values.view(unsigned) & unsigned((1 << (8 * values.dtype.itemsize - 1)) - 1)
+
+
+def is_finite(values: Array) -> bool:
+    """True if no float is NaN or infinite; integers are always finite."""
+    limit = _INFINITY.get(values.dtype.name)
+    if limit is None or values.size == 0:
+        return True
+    if values.dtype.name in ("float32", "float64"):
+        # NaN propagates through min and max, infinities are one of them: two passes, nothing allocated.
+        return bool(np.isfinite(values.min()) and np.isfinite(values.max()))
+    return int(magnitude_bits(values).max()) < limit
+
+
+def keep_largest(values: Array, k: int) -> NDArray[np.bool_]:
+    """Mask of the k kept coordinates of a one-dimensional float array; exactly k entries are True."""
+    d = values.size
+    if k >= d:
+        return np.ones(d, bool)
+    if k == 0:
+        return np.zeros(d, bool)
+    bits = magnitude_bits(values)
+    threshold = np.partition(bits, d - k)[d - k]
+    mask: NDArray[np.bool_] = bits > threshold
+    ties = np.flatnonzero(bits == threshold)[: k - int(np.count_nonzero(mask))]
+    mask[ties] = True
+    return mask

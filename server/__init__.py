@@ -1,0 +1,1 @@
+"""The gating aggregator: decides, remembers, aggregates, counts. Needs numpy, never torch."""

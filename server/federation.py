@@ -1,0 +1,447 @@
+"""The aggregator's whole brain between the network (or a simulator) and the disk.
+
+`Federation` owns the roster, the current round, the global state, the cached updates, the ledger and the
+run store. It does no network I/O and knows no clock except for labels in the event log; a body (gRPC
+service, simulator) feeds it what clients said and carries out the commands it returns.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from fedreuse.proto import federation_pb2 as pb
+from fedreuse.proto import modelled
+from fedreuse.proto.codec import Payload, check_body, dense_payload, require
+from fedreuse.proto.errors import ProtocolError, code_name
+from fedreuse.proto.ledger import COLUMNS, LAYERS, Row, Totals
+from fedreuse.proto.schema import PARAMETER, Schema
+from fedreuse.proto.streams import cohort
+from fedreuse.server.aggregate import StepSettings, Term, state_is_finite, step
+from fedreuse.server.gate import GateSettings
+from fedreuse.server.memory import CachedUpdate, MemorySettings
+from fedreuse.server.round import Command, Reuse, Round, Seat, State, Train
+from fedreuse.server.store import RunState, RunStore
+
+CAUSES = ("cacheless", "age", "threshold", "quota")
+ROUND_COLUMNS = (
+    "round",
+    "selected",
+    "fresh",
+    "reused",
+    "fault",
+    "bridged",
+    *CAUSES,
+    "always",
+    "void",
+    "threshold",
+    "train_loss",
+    *(f"{way}link_{layer}" for way in ("up", "down") for layer in LAYERS),
+    "validation_accuracy",
+    "validation_loss",
+    "seconds",
+)
+
+
+class FederationSettings(BaseModel):
+    """What the server side of a run needs to know. Rounds are counted, clients are indices below `total`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    seed: int = Field(0, ge=0, lt=1 << 63)
+    rounds: int = Field(90, ge=1, le=1_000_000)
+    total: int = Field(50, ge=1, le=1_000_000_000)
+    per_round: int = Field(10, ge=1)
+    minimum: int = Field(1, ge=1, description="contributions below which a round has no effect")
+    keep_ratio: float = Field(1.0, gt=0, le=1)
+    gate: GateSettings = GateSettings()
+    memory: MemorySettings = MemorySettings()
+    step: StepSettings = StepSettings()
+    evaluate_every: int = Field(5, ge=1)
+    patience: int | None = Field(None, ge=1, description="evaluations without a better validation accuracy")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> FederationSettings:
+        if self.per_round > self.total:
+            raise ValueError(f"{self.per_round} clients per round of {self.total} in total")
+        if self.gate.kind != "none" and self.memory.kind == "none":
+            raise ValueError(f"gate {self.gate.kind!r} decides on reuse, so memory.kind must not be 'none'")
+        return self
+
+
+class Evaluator(Protocol):
+    """Optional plug-in beside the server. Arrays are the full state by tensor name."""
+
+    def validate(self, arrays: Mapping[str, NDArray[np.generic]]) -> Mapping[str, float]: ...
+
+    def test(self, arrays: Mapping[str, NDArray[np.generic]]) -> Mapping[str, float]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """A verified update and the client's own report on it."""
+
+    payload: Payload
+    steps: int
+    train_loss: float
+
+
+@dataclass(frozen=True, slots=True)
+class Closing:
+    """How a round ended for one selected client."""
+
+    client: int
+    round: int
+    accepted: bool
+    code: pb.Code = pb.CODE_UNSPECIFIED
+    detail: str = ""
+
+
+class Federation:
+    """See the module. Not thread-safe: a body calls it from one place at a time."""
+
+    def __init__(
+        self,
+        settings: FederationSettings,
+        schema: Schema,
+        store: RunStore,
+        state: RunState,
+        evaluator: Evaluator | None = None,
+    ) -> None:
+        if state.schema_hash != schema.hash:
+            raise ProtocolError(
+                pb.SCHEMA_MISMATCH, f"run {state.run} was started with another model (schema hash differs)"
+            )
+        self.settings, self.schema, self.state = settings, schema, state
+        self.round: Round[Update] | None = None
+        self.latest: dict[str, Any] = {}
+        self.totals = Totals()
+        self._store, self._evaluator = store, evaluator
+        tensors = [(t.size, t.width) for t in schema.tensors]
+        self.dense_bytes = modelled.dense_bytes(tensors)
+        self.update_bytes = modelled.update_bytes(tensors, settings.keep_ratio)
+        self._parameters = frozenset(schema.of_kind(PARAMETER))
+        self._changed: set[int] = set()
+        self._rows: list[Row] = []
+        self._events: list[dict[str, Any]] = []
+        self._broadcast: set[int] = set()
+        self._layer_sums: Counter[tuple[int, str, str]] = Counter()
+        self._seen_layers: set[tuple[int, str, str]] = set()
+        self._opened = time.monotonic()
+
+    # ------------------------------------------------------------ roster
+
+    def join(
+        self, client: int, examples: int, run: str = "", held: int | None = None, staged: int | None = None
+    ) -> int | None:
+        """Register a client; the round of its valid cached update, if there is one.
+
+        `held` and `staged` are the rounds of the state the client keeps for run `run`. Where they do not
+        match the cached update, the cached update is dropped too: a cache is valid only if both sides hold
+        their part. Raises ProtocolError for an impossible identity.
+        """
+        if not 0 <= client < self.settings.total:
+            raise ProtocolError(
+                pb.UNKNOWN_CLIENT, f"client {client}; this federation has clients 0 to {self.settings.total - 1}"
+            )
+        if examples < 1:
+            raise ProtocolError(pb.EXAMPLES_CHANGED, f"client {client} has no training examples")
+        known = self.state.examples.setdefault(client, examples)
+        if known != examples:
+            raise ProtocolError(
+                pb.EXAMPLES_CHANGED, f"client {client} joined with {known} examples before, now with {examples}"
+            )
+        cached = self.state.caches.get(client)
+        if cached is None:
+            return None
+        if self.settings.gate.kind == "score" and (
+            run != self.state.run or cached.round not in (held, staged)
+        ):
+            self._drop_cache(client, f"the client holds round {held}, the cached update is of {cached.round}")
+            return None
+        return cached.round
+
+    def _drop_cache(self, client: int, why: str) -> None:
+        self.state.caches.pop(client, None)
+        self._changed.add(client)
+        self.event("cache_dropped", client=client, why=why)
+
+    # ------------------------------------------------------------ rounds
+
+    @property
+    def next_round(self) -> int:
+        return self.state.committed
+
+    @property
+    def finished(self) -> bool:
+        return self.state.committed >= self.settings.rounds or bool(self.state.notes.get("stopped_early"))
+
+    def cohort(self, round: int) -> tuple[int, ...]:
+        return cohort(self.settings.seed, round, self.settings.total, self.settings.per_round)
+
+    def model(self) -> Payload:
+        """The global state of the current round, dense; a view that stays valid until the next commit."""
+        return dense_payload(self.schema, self.state.flat)
+
+    def open_round(self, absent: Iterable[int] = ()) -> list[Command]:
+        """Begin the next round; selected clients that never joined count as absent, too."""
+        selected = self.cohort(self.next_round)
+        missing = frozenset(absent) | {c for c in selected if c not in self.state.examples}
+        caches = self.state.caches
+        self.round = Round(
+            self.next_round,
+            selected,
+            self.settings.gate,
+            self.settings.memory,
+            {c: caches[c].round for c in selected if c in caches},
+            frozenset(missing & set(selected)),
+            self.settings.minimum,
+        )
+        self._opened = time.monotonic()
+        self._broadcast.clear()
+        self.event("round_opened", cohort=list(selected), threshold=self.round.threshold)
+        return self._noted(self.round.start())
+
+    def score(self, client: int, message: pb.ScoreReply) -> list[Command]:
+        """A client's score; see `Round.score`."""
+        signature = message.signature_round if message.HasField("signature_round") else None
+        commands = self._current(client, message.round).score(client, message.round, message.score, signature)
+        self.event("score", client=client, score=message.score, signature_round=_shown(signature))
+        return self._noted(commands)
+
+    def admit(self, client: int, message: pb.SparseUpdate, blocks: Any) -> None:
+        """Raise ProtocolError unless this client may send this update now and its layout is the plan's."""
+        self._current(client, message.round).may_update(client, message.round)
+        require(blocks, self.schema, self.kept, self.schema.travelling)
+
+    def kept(self, index: int) -> int:
+        """Coordinates of a tensor that an update keeps: Top-K for parameters, all of a float buffer."""
+        spec = self.schema.tensors[index]
+        if spec.kind != PARAMETER:
+            return spec.size
+        return modelled.kept(spec.size, self.settings.keep_ratio)
+
+    def verify(self, message: pb.SparseUpdate, payload: Payload) -> None:
+        """The expensive half of admission, safe to run in another thread. Raises ProtocolError."""
+        check_body(self.schema, payload, message.transfer.checksum)
+
+    def accept(self, client: int, message: pb.SparseUpdate, payload: Payload) -> None:
+        """A verified update enters the round. Raises ProtocolError if it may not any more."""
+        update = Update(payload, message.steps, message.train_loss)
+        self._current(client, message.round).update(client, message.round, update)
+        self.event("update", client=client, steps=message.steps, train_loss=_finite(message.train_loss))
+
+    def fail(self, client: int, code: pb.Code, detail: str) -> list[Command]:
+        """A selected client cannot go on."""
+        if self.round is None:
+            return []
+        return self._noted(self.round.fail(client, code, detail))
+
+    def deadline(self) -> list[Command]:
+        return [] if self.round is None else self._noted(self.round.deadline())
+
+    def _current(self, client: int, number: int) -> Round[Update]:
+        if self.round is None:
+            code = pb.LATE if number < self.next_round else pb.UNEXPECTED
+            raise ProtocolError(code, f"client {client} speaks of round {number}; no round is open")
+        return self.round
+
+    def _noted(self, commands: list[Command]) -> list[Command]:
+        for command in commands:
+            if isinstance(command, Train):
+                self.event("train", client=command.client, cause=pb.Cause.Name(command.cause).lower())
+            elif isinstance(command, Reuse):
+                self.event("reuse", client=command.client, source_round=command.source_round + 1, age=command.age)
+        return commands
+
+    # ------------------------------------------------------------ the commit
+
+    def commit(self) -> list[Closing]:
+        """Aggregate the complete round, remember, evaluate and make everything durable.
+
+        Expensive; safe to run in another thread as long as nothing else calls the federation meanwhile.
+        """
+        round = self.round
+        assert round is not None
+        assert round.complete
+        flat, void = self._aggregate(round)
+        closings = [self._close(round, client, seat, void) for client, seat in round.seats.items()]
+        self.state.flat = flat
+        self.state.committed += 1
+        self.round = None
+        metrics = self._validate()
+        row = self._round_row(round, void, metrics)
+        self._note_best(metrics)
+        self._flush(row)
+        self.latest = row
+        return closings
+
+    def _aggregate(self, round: Round[Update]) -> tuple[NDArray[np.uint8], str]:
+        """The next state and, if the round has no effect, why."""
+        contributions = round.contributions()
+        if not contributions:
+            return self.state.flat, f"fewer than {self.settings.minimum} contributions"
+        terms = []
+        for c in contributions:
+            payload = c.update.payload if c.update else self.state.caches[c.client].payload
+            terms.append(
+                Term(c.client, self.state.examples[c.client], c.factor, payload, fresh=c.update is not None)
+            )
+        flat = step(self.schema, self.state.flat, terms, self.settings.step.learning_rate)
+        if not state_is_finite(self.schema, flat):
+            return self.state.flat, "the aggregate overflowed to NaN or Inf"
+        return flat, ""
+
+    def _close(self, round: Round[Update], client: int, seat: Seat[Update], void: str) -> Closing:
+        if seat.cache_round is None and client in self.state.caches:
+            self._drop_cache(client, "the client's signature did not belong to the cached update")
+        if seat.state is State.REUSED:
+            self.record(Row(round.number, client, "up", "reuse", modelled=modelled.REUSE_EVENT_BYTES))
+            return Closing(client, round.number, accepted=False, detail="the cached update was used")
+        if seat.state is State.FRESH and seat.update is not None:
+            if void:
+                return Closing(client, round.number, False, pb.TOO_FEW_CONTRIBUTIONS, void)
+            if self.settings.memory.kind != "none":
+                payload = seat.update.payload.prefix(self._parameters.__contains__)
+                self.state.caches[client] = CachedUpdate(round.number, payload)
+                self._changed.add(client)
+            return Closing(client, round.number, accepted=True)
+        self.record(Row(round.number, client, "up", "fault", "fault", modelled=0))
+        if client not in self._broadcast:
+            self.record(Row(round.number, client, "down", "model", "fault", modelled=self.dense_bytes))
+        bridged = self._bridged(round, client)
+        self.event("fault", client=client, code=code_name(seat.fault), detail=seat.detail, bridged=bridged)
+        return Closing(client, round.number, False, seat.fault, seat.detail)
+
+    def _bridged(self, round: Round[Update], client: int) -> bool:
+        """True if a cached update stood in for a failed client."""
+        contributions = round.contributions()
+        failed = round.seats[client].state is State.FAULT
+        return failed and any(c.client == client for c in contributions)
+
+    def _validate(self) -> dict[str, float]:
+        number, last = self.state.committed, self.state.committed >= self.settings.rounds
+        due = number == 1 or number % self.settings.evaluate_every == 0 or last
+        if self._evaluator is None or not due:
+            return {}
+        return dict(self._evaluator.validate(self.arrays()))
+
+    def _note_best(self, metrics: Mapping[str, float]) -> None:
+        """Early stopping on validation accuracy."""
+        if self.settings.patience is None or "accuracy" not in metrics:
+            return
+        notes = self.state.notes
+        if metrics["accuracy"] > notes.get("best", -1.0):
+            notes.update(best=metrics["accuracy"], best_round=self.state.committed, since_best=0)
+        else:
+            notes["since_best"] = notes.get("since_best", 0) + 1
+            notes["stopped_early"] = notes["since_best"] >= self.settings.patience
+
+    def _round_row(self, round: Round[Update], void: str, metrics: Mapping[str, float]) -> dict[str, Any]:
+        seats = round.seats.values()
+        states, causes = Counter(s.state for s in seats), Counter(s.cause for s in seats if s.state is State.FRESH)
+        fresh = [s.update for s in seats if s.update is not None]
+        examples = [self.state.examples[c] for c, s in round.seats.items() if s.update is not None]
+        loss = sum(n * u.train_loss for n, u in zip(examples, fresh, strict=True)) / sum(examples) if fresh else None
+        row: dict[str, Any] = {
+            "round": round.number + 1,
+            "selected": len(round.seats),
+            "fresh": states[State.FRESH],
+            "reused": states[State.REUSED],
+            "fault": states[State.FAULT],
+            "bridged": sum(self._bridged(round, client) for client in round.seats),
+            **{cause: causes[pb.Cause.Value(cause.upper())] for cause in CAUSES},
+            "always": causes[pb.ALWAYS],
+            "void": void or None,
+            "threshold": round.threshold if self.settings.gate.kind == "score" else None,
+            "train_loss": _finite(loss),
+            "validation_accuracy": metrics.get("accuracy"),
+            "validation_loss": _finite(metrics.get("loss")),
+            "seconds": f"{time.monotonic() - self._opened:.3f}",
+        }
+        for way in ("up", "down"):
+            for layer in LAYERS:
+                key = (round.number, way, layer)
+                row[f"{way}link_{layer}"] = self._layer_sums[key] if key in self._seen_layers else None
+        return {column: row[column] for column in ROUND_COLUMNS}
+
+    def _flush(self, row: Mapping[str, Any] | None = None) -> None:
+        self.event("committed" if row else "closed")
+        shown = [[line.round + 1, *line.cells()[1:]] for line in self._rows]
+        rounds = [list(row.values())] if row else []
+        self._store.commit(
+            self.state,
+            changed=self._changed,
+            rows={"bytes.csv": shown, "rounds.csv": rounds},
+            events=self._events,
+        )
+        self._changed, self._rows, self._events = set(), [], []
+        self._layer_sums.clear()
+        self._seen_layers.clear()
+
+    def close(self) -> None:
+        """Make rows and events that came after the last commit durable."""
+        self._flush()
+
+    def arrays(self) -> dict[str, NDArray[np.generic]]:
+        """The global state by name, in its shapes; views."""
+        views = self.schema.views(self.state.flat)
+        return {t.name: v.reshape(t.shape) for t, v in zip(self.schema.tensors, views, strict=True)}
+
+    # ------------------------------------------------------------ ledger and events
+
+    def modelled_bytes(self, kind: str, client: int) -> int:
+        """What the papers' model charges for a message: a dense model once per selected client and round
+        (the symmetric convention), the fields of an update, nothing for control traffic."""
+        if kind == "update":
+            return self.update_bytes
+        if kind == "model" and client not in self._broadcast:
+            self._broadcast.add(client)
+            return self.dense_bytes
+        return 0
+
+    def count(self, row: Row) -> None:
+        """Add a message to the sums of its round as soon as it was sent or received."""
+        self.totals.add([row])
+        for layer in LAYERS:
+            value = getattr(row, layer)
+            if value is not None:
+                key = (row.round, row.direction, layer)
+                self._layer_sums[key] += value
+                self._seen_layers.add(key)
+
+    def write(self, row: Row) -> None:
+        """Enter a counted row, its fate now known, into bytes.csv with the next commit."""
+        self._rows.append(row)
+
+    def record(self, row: Row) -> None:
+        self.count(row)
+        self.write(row)
+
+    def event(self, type: str, **fields: Any) -> None:
+        """Append to events.jsonl with the next commit; the round is the open or coming one, from 1."""
+        number = self.round.number if self.round else self.next_round
+        self._events.append({"time": round(time.time(), 3), "round": number + 1, "type": type, **fields})
+
+
+def new_state(run: str, schema: Schema, flat: NDArray[np.uint8]) -> RunState:
+    """The state of a run before its first round."""
+    return RunState(run=run, schema_hash=schema.hash, committed=0, flat=flat)
+
+
+TABLE_HEADERS = {"rounds.csv": ROUND_COLUMNS, "bytes.csv": COLUMNS}
+
+
+def _shown(round: int | None) -> int | None:
+    return None if round is None else round + 1
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and np.isfinite(value) else None

@@ -1,0 +1,183 @@
+"""The durable side of a run: its folder, and one atomic commit per round.
+
+Tables and events are appended first, then one LMDB transaction makes the round count: it holds the state
+and the lengths up to which the files are valid. Whatever was appended after the last commit is cut off when
+the run is opened again, so a process may be killed at any moment.
+"""
+
+from __future__ import annotations
+
+import csv
+import fcntl
+import io
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+import lmdb
+import numpy as np
+from numpy.typing import NDArray
+
+from fedreuse.proto.codec import Block, Payload
+from fedreuse.server.memory import CachedUpdate
+
+MAP_BYTES = 1 << 40
+"""Address space LMDB may use; the file grows only as needed."""
+TABLES = ("rounds.csv", "bytes.csv", "events.jsonl")
+_CACHE = b"cache/"
+
+
+class RunError(Exception):
+    """A run folder that cannot be used; the text says why and what to do."""
+
+
+@dataclass
+class RunState:
+    """Everything a run needs to go on after `committed` rounds. `flat` is the global state (uint8)."""
+
+    run: str
+    schema_hash: int
+    committed: int
+    flat: NDArray[np.uint8]
+    examples: dict[int, int] = field(default_factory=dict)
+    caches: dict[int, CachedUpdate] = field(default_factory=dict)
+    notes: dict[str, Any] = field(default_factory=dict)
+
+
+class RunStore:
+    """Owns a run folder exclusively while open."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        (folder / "state").mkdir(parents=True, exist_ok=True)
+        self._lock = _exclusive(folder)
+        self._env = lmdb.open(str(folder / "state" / "server"), map_size=MAP_BYTES, max_dbs=0, subdir=True)
+        meta = self._read_meta()
+        lengths = meta["lengths"] if meta else {}
+        self._files = {name: _open_at(folder / name, lengths.get(name, 0)) for name in TABLES}
+
+    def close(self) -> None:
+        for handle in self._files.values():
+            handle.close()
+        self._env.close()
+        self._lock.close()
+
+    def __enter__(self) -> RunStore:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _read_meta(self) -> dict[str, Any] | None:
+        with self._env.begin() as txn:
+            raw = txn.get(b"meta")
+        return None if raw is None else json.loads(raw)
+
+    def load(self) -> RunState | None:
+        """The state after the last committed round; None for a run that never committed."""
+        meta = self._read_meta()
+        if meta is None:
+            return None
+        with self._env.begin(buffers=True) as txn:
+            flat = np.frombuffer(txn.get(b"weights"), np.uint8).copy()
+            examples = {int(k): v for k, v in json.loads(bytes(txn.get(b"examples"))).items()}
+            caches = {}
+            cursor = txn.cursor()
+            if cursor.set_range(_CACHE):
+                for key, value in cursor:
+                    if not bytes(key).startswith(_CACHE):
+                        break
+                    caches[int(bytes(key)[len(_CACHE) :])] = _unpack(bytes(value))
+        return RunState(
+            meta["run"], meta["schema_hash"], meta["committed"], flat, examples, caches, meta["notes"]
+        )
+
+    def initialise(self, state: RunState, headers: Mapping[str, Sequence[str]]) -> None:
+        """Commit a fresh state; `headers` are the column names of the CSV tables."""
+        for name, columns in headers.items():
+            self._files[name].write(_csv_line(columns))
+        self.commit(state, changed=state.caches)
+
+    def commit(
+        self,
+        state: RunState,
+        *,
+        changed: Iterable[int] = (),
+        rows: Mapping[str, Iterable[Sequence[Any]]] | None = None,
+        events: Iterable[Mapping[str, Any]] = (),
+    ) -> None:
+        """Make a state durable together with new table rows and events; atomic.
+
+        `changed` names the clients whose cached update differs from the last commit (absent: dropped).
+        Raises OSError if the disk is full; the last commit then still stands.
+        """
+        for name, table in (rows or {}).items():
+            self._files[name].write("".join(_csv_line(row) for row in table))
+        self._files["events.jsonl"].write("".join(json.dumps(event) + "\n" for event in events))
+        lengths = {name: _flush(handle) for name, handle in self._files.items()}
+        meta = {
+            "run": state.run,
+            "schema_hash": state.schema_hash,
+            "committed": state.committed,
+            "lengths": lengths,
+            "notes": state.notes,
+        }
+        try:
+            with self._env.begin(write=True) as txn:
+                txn.put(b"meta", json.dumps(meta).encode())
+                txn.put(b"weights", state.flat.data)
+                txn.put(b"examples", json.dumps(state.examples).encode())
+                for client in changed:
+                    key = _CACHE + b"%010d" % client
+                    cached = state.caches.get(client)
+                    if cached is None:
+                        txn.delete(key)
+                    else:
+                        txn.put(key, _pack(cached))
+        except (lmdb.DiskError, lmdb.MapFullError) as error:
+            raise OSError(f"the state of {self.folder} could not be written: {error}") from error
+
+
+def _exclusive(folder: Path) -> IO[str]:
+    handle = (folder / "state" / "lock").open("w")
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        handle.close()
+        raise RunError(f"{folder} is in use by another process; wait for it or choose another output") from None
+    return handle
+
+
+def _open_at(path: Path, length: int) -> IO[str]:
+    """Open for appending, with everything past the committed length cut off."""
+    path.touch()
+    if path.stat().st_size < length:
+        raise RunError(f"{path} is shorter than the {length} bytes the last commit left; the run is damaged")
+    os.truncate(path, length)
+    return path.open("a", encoding="utf-8", newline="")
+
+
+def _flush(handle: IO[str]) -> int:
+    handle.flush()
+    os.fsync(handle.fileno())
+    return os.fstat(handle.fileno()).st_size
+
+
+def _csv_line(cells: Sequence[Any]) -> str:
+    out = io.StringIO()
+    csv.writer(out, lineterminator="\n").writerow(["" if cell is None else cell for cell in cells])
+    return out.getvalue()
+
+
+def _pack(cached: CachedUpdate) -> bytes:
+    head = {"round": cached.round, "blocks": [list(asdict(b).values()) for b in cached.payload.blocks]}
+    return json.dumps(head).encode() + b"\n" + bytes(cached.payload.body)
+
+
+def _unpack(raw: bytes) -> CachedUpdate:
+    head, _, body = raw.partition(b"\n")
+    fields = json.loads(head)
+    return CachedUpdate(fields["round"], Payload(tuple(Block(*b) for b in fields["blocks"]), body))
