@@ -8,7 +8,7 @@ trusts nothing: `check_layout` compares every declared number with the schema be
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -83,7 +83,9 @@ def choose_mode(spec: TensorSpec, kept: int) -> pb.Mode:
 # ---------------------------------------------------------------- encoding
 
 
-def encode_tensor(spec: TensorSpec, values: Array, kept: int, mode: pb.Mode | None = None) -> tuple[pb.Mode, bytes]:
+def encode_tensor(
+    spec: TensorSpec, values: Array, kept: int, mode: pb.Mode | None = None
+) -> tuple[pb.Mode, bytes]:
     """Bytes of one tensor with its `kept` largest coordinates, in the smallest or the given mode.
 
     `values` is one-dimensional with the schema's dtype. Raises ProtocolError NOT_FINITE on NaN or Inf.
@@ -118,7 +120,7 @@ def dense_payload(schema: Schema, flat: NDArray[np.uint8]) -> Payload:
         Block(i, pb.DENSE, schema.tensors[i].size, schema.tensors[i].nbytes) for i in schema.travelling
     )
     end = sum(block.length for block in blocks)
-    return Payload(blocks, memoryview(flat)[:end])
+    return Payload(blocks, memoryview(flat.data)[:end])
 
 
 def checksum(body: Buffer) -> int:
@@ -149,7 +151,8 @@ def check_layout(schema: Schema, header: pb.Transfer) -> tuple[Block, ...]:
     """
     if header.schema_hash != schema.hash:
         raise ProtocolError(
-            pb.SCHEMA_MISMATCH, f"payload for schema {header.schema_hash:016x}, this run has {schema.hash:016x}"
+            pb.SCHEMA_MISMATCH,
+            f"payload for schema {header.schema_hash:016x}, this run has {schema.hash:016x}",
         )
     blocks, previous, total = [], -1, 0
     for n, tensor in enumerate(header.tensors):
@@ -162,14 +165,18 @@ def check_layout(schema: Schema, header: pb.Transfer) -> tuple[Block, ...]:
         previous = tensor.index
         spec = schema.tensors[tensor.index]
         if tensor.format != pb.RAW:
-            raise ProtocolError(pb.MALFORMED, f"{where} ({spec.name!r}) has value format {tensor.format}, known: 1")
+            raise ProtocolError(
+                pb.MALFORMED, f"{where} ({spec.name!r}) has value format {tensor.format}, known: 1"
+            )
         if tensor.kept > spec.size:
             raise ProtocolError(
                 pb.MALFORMED, f"{where} ({spec.name!r}) keeps {tensor.kept} of {spec.size} coordinates"
             )
         expected = block_length(spec, tensor.mode, tensor.kept)
         if expected is None:
-            raise ProtocolError(pb.MALFORMED, f"{where} ({spec.name!r}) has mode {tensor.mode}, known: 1, 2, 3")
+            raise ProtocolError(
+                pb.MALFORMED, f"{where} ({spec.name!r}) has mode {tensor.mode}, known: 1, 2, 3"
+            )
         if tensor.mode == pb.PAIRS and spec.size > MAX_PAIR_COORDINATE:
             raise ProtocolError(pb.MALFORMED, f"{where} ({spec.name!r}) is too large for mode PAIRS")
         if tensor.length != expected:
@@ -188,7 +195,9 @@ def check_body(schema: Schema, payload: Payload, expected_checksum: int) -> None
     """Verify checksum, coordinates and values of a received payload. Raises ProtocolError."""
     actual = checksum(payload.body)
     if actual != expected_checksum:
-        raise ProtocolError(pb.CHECKSUM, f"body hashes to {actual:016x}, the header says {expected_checksum:016x}")
+        raise ProtocolError(
+            pb.CHECKSUM, f"body hashes to {actual:016x}, the header says {expected_checksum:016x}"
+        )
     for block, data in payload.located():
         spec = schema.tensors[block.index]
         _check_coordinates(spec, block, data)
@@ -200,16 +209,25 @@ def _check_coordinates(spec: TensorSpec, block: Block, data: memoryview) -> None
     if block.mode == pb.BITMAP:
         bits = np.frombuffer(data, np.uint8, (spec.size + 7) // 8)
         if spec.size % 8 and int(bits[-1]) >> (spec.size % 8):
-            raise ProtocolError(pb.MALFORMED, f"bitmap of tensor {spec.name!r} sets bits past its last coordinate")
+            raise ProtocolError(
+                pb.MALFORMED, f"bitmap of tensor {spec.name!r} sets bits past its last coordinate"
+            )
         count = int(np.bitwise_count(bits).sum(dtype=np.int64))
         if count != block.kept:
-            raise ProtocolError(pb.MALFORMED, f"bitmap of tensor {spec.name!r} sets {count} bits, k is {block.kept}")
+            raise ProtocolError(
+                pb.MALFORMED, f"bitmap of tensor {spec.name!r} sets {count} bits, k is {block.kept}"
+            )
     elif block.mode == pb.PAIRS and block.kept:
         at = np.frombuffer(data, "<u4", block.kept)
         if int(at[-1]) >= spec.size or not bool(np.all(at[1:] > at[:-1])):
             raise ProtocolError(
-                pb.MALFORMED, f"coordinates of tensor {spec.name!r} must ascend strictly and stay below {spec.size}"
+                pb.MALFORMED,
+                f"coordinates of tensor {spec.name!r} must ascend strictly and stay below {spec.size}",
             )
+    elif block.mode == pb.DENSE and block.kept < spec.size:
+        count = int(np.count_nonzero(_values(spec, block, data)))
+        if count > block.kept:
+            raise ProtocolError(pb.MALFORMED, f"tensor {spec.name!r} has {count} values, k is {block.kept}")
 
 
 def _values(spec: TensorSpec, block: Block, data: memoryview) -> Array:
@@ -244,7 +262,12 @@ def decode(schema: Schema, payload: Payload) -> dict[int, Array]:
     return arrays
 
 
-def require(blocks: Sequence[Block], schema: Schema, kept: Callable[[int], int], indices: Sequence[int]) -> None:
+def require(
+    blocks: Collection[Block | pb.TensorHeader],
+    schema: Schema,
+    kept: Callable[[int], int],
+    indices: Sequence[int],
+) -> None:
     """Demand exactly these tensors with exactly these k. Raises ProtocolError WRONG_CONTENT."""
     for block, index in zip(blocks, indices, strict=False):
         name = schema.tensors[index].name
@@ -254,7 +277,8 @@ def require(blocks: Sequence[Block], schema: Schema, kept: Callable[[int], int],
             )
         if block.kept != kept(index):
             raise ProtocolError(
-                pb.WRONG_CONTENT, f"tensor {name!r} keeps {block.kept} coordinates, the plan says {kept(index)}"
+                pb.WRONG_CONTENT,
+                f"tensor {name!r} keeps {block.kept} coordinates, the plan says {kept(index)}",
             )
     if len(blocks) != len(indices):
         raise ProtocolError(pb.WRONG_CONTENT, f"{len(blocks)} tensors, the plan says {len(indices)}")

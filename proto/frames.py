@@ -156,7 +156,7 @@ class Receiver:
     (unreadable frame, chunk out of place), after which the session cannot go on.
     """
 
-    def __init__(self, side: Side, schema: Schema | None, admit: Admit = lambda kind, header: None) -> None:
+    def __init__(self, side: Side, schema: Schema | None, admit: Admit = lambda _kind, _header: None) -> None:
         self._side: Side = side
         self.schema = schema
         self._admit = admit
@@ -173,7 +173,9 @@ class Receiver:
         try:
             envelope.ParseFromString(frame)
         except DecodeError as error:
-            raise ProtocolError(pb.MALFORMED, f"a message of {len(frame)} bytes is not protobuf: {error}") from None
+            raise ProtocolError(
+                pb.MALFORMED, f"a message of {len(frame)} bytes is not protobuf: {error}"
+            ) from None
         kind = envelope.WhichOneof("body")
         if kind is None:
             raise ProtocolError(pb.MALFORMED, "an envelope without a body this version knows")
@@ -182,7 +184,9 @@ class Receiver:
         message = getattr(envelope, kind)
         received = envelope.received if envelope.HasField("received") else None
         if "transfer" not in message.DESCRIPTOR.fields_by_name:
-            return self._whole(kind, message, None, received, Sizes(0, len(frame), len(frame) + GRPC_PREFIX_BYTES))
+            return self._whole(
+                kind, message, None, received, Sizes(0, len(frame), len(frame) + GRPC_PREFIX_BYTES)
+            )
         return self._header(kind, message, received, len(frame))
 
     def _header(self, kind: str, message: Any, received: int | None, size: int) -> Incoming | None:
@@ -206,9 +210,9 @@ class Receiver:
         part = self._open
         if part is None:
             raise ProtocolError(pb.MALFORMED, "a chunk without a header")
-        if len(data) == 0 or len(data) > CHUNK_BYTES:
+        if len(data) > CHUNK_BYTES:
             raise ProtocolError(pb.TOO_LARGE, f"a chunk of {len(data)} bytes; 1 to {CHUNK_BYTES} are allowed")
-        if offset != part.filled or offset + len(data) > part.length:
+        if len(data) == 0 or offset != part.filled or offset + len(data) > part.length:
             raise ProtocolError(
                 pb.MALFORMED,
                 f"chunk of {len(data)} bytes at offset {offset} of the {part.kind} body; "

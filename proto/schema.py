@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from fedreuse.proto import federation_pb2 as pb
 from fedreuse.proto.errors import ProtocolError
 
-Array = NDArray[np.generic]
+Array = NDArray[Any]
 
 _DTYPES: dict[str, np.dtype[np.generic]] = {
     name: np.dtype(name).newbyteorder("<")
@@ -27,6 +28,8 @@ PARAMETER, FLOAT_BUFFER, INTEGER_BUFFER = pb.PARAMETER, pb.FLOAT_BUFFER, pb.INTE
 
 MAX_TENSORS = 100_000
 MAX_ELEMENTS = 1 << 40
+MAX_DIMENSIONS = 64
+"""numpy's own limit; it also keeps a hostile shape from being multiplied out for minutes."""
 
 
 @dataclass(frozen=True)
@@ -140,11 +143,14 @@ class Schema:
     def from_proto(message: pb.Schema) -> Schema:
         """Checked schema from a peer. Raises ProtocolError."""
         if len(message.tensors) > MAX_TENSORS:
-            raise ProtocolError(pb.MALFORMED, f"schema of {len(message.tensors)} tensors, limit {MAX_TENSORS}")
+            raise ProtocolError(
+                pb.MALFORMED, f"schema of {len(message.tensors)} tensors, limit {MAX_TENSORS}"
+            )
         schema = Schema(tuple(TensorSpec(t.name, t.dtype, tuple(t.shape), t.kind) for t in message.tensors))
         if schema.hash != message.hash:
             raise ProtocolError(
-                pb.SCHEMA_MISMATCH, f"schema hashes to {schema.hash:016x}, the message says {message.hash:016x}"
+                pb.SCHEMA_MISMATCH,
+                f"schema hashes to {schema.hash:016x}, the message says {message.hash:016x}",
             )
         return schema
 
@@ -169,7 +175,13 @@ def _validate(tensors: tuple[TensorSpec, ...]) -> None:
             raise ProtocolError(pb.MALFORMED, f"{where} appears twice")
         names.add(tensor.name)
         if tensor.dtype not in _DTYPES:
-            raise ProtocolError(pb.MALFORMED, f"{where} has dtype {tensor.dtype!r}, known: {', '.join(_DTYPES)}")
+            raise ProtocolError(
+                pb.MALFORMED, f"{where} has dtype {tensor.dtype!r}, known: {', '.join(_DTYPES)}"
+            )
+        if len(tensor.shape) > MAX_DIMENSIONS:
+            raise ProtocolError(
+                pb.MALFORMED, f"{where} has {len(tensor.shape)} dimensions, limit {MAX_DIMENSIONS}"
+            )
         if any(side < 0 for side in tensor.shape) or tensor.size > MAX_ELEMENTS:
             raise ProtocolError(pb.MALFORMED, f"{where} has shape {list(tensor.shape)}")
         if tensor.kind not in (PARAMETER, FLOAT_BUFFER, INTEGER_BUFFER):

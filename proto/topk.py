@@ -19,7 +19,10 @@ _INFINITY = {
 def magnitude_bits(values: Array) -> NDArray[np.unsignedinteger]:
     """Float bit patterns without the sign: unsigned integers in the order of the magnitudes."""
     unsigned = _UINT[values.dtype.itemsize]
-    return values.view(unsigned) & unsigned((1 << (8 * values.dtype.itemsize - 1)) - 1)
+    bits: NDArray[np.unsignedinteger] = values.view(unsigned) & unsigned(
+        (1 << (8 * values.dtype.itemsize - 1)) - 1
+    )
+    return bits
 
 
 def is_finite(values: Array) -> bool:

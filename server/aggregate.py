@@ -62,9 +62,7 @@ def step(
         if not group or spec.size == 0:
             continue
         factors = (q * t.factor for q, t in zip(weights(group), group, strict=True))
-        blocks = [
-            (*located[t.client][index], factor) for t, factor in zip(group, factors, strict=True)
-        ]
+        blocks = [(*located[t.client][index], factor) for t, factor in zip(group, factors, strict=True)]
         total = _sum(spec, blocks)
         total *= total.dtype.type(learning_rate)
         if view.dtype == total.dtype:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -27,10 +27,11 @@ from fedreuse.proto.streams import cohort
 from fedreuse.server.aggregate import StepSettings, Term, state_is_finite, step
 from fedreuse.server.gate import GateSettings
 from fedreuse.server.memory import CachedUpdate, MemorySettings
-from fedreuse.server.round import Command, Reuse, Round, Seat, State, Train
+from fedreuse.server.round import Command, Contribution, Reuse, Round, Seat, State, Train
 from fedreuse.server.store import RunState, RunStore
 
-CAUSES = ("cacheless", "age", "threshold", "quota")
+CAUSE_VALUES = {"cacheless": pb.CACHELESS, "age": pb.AGE, "threshold": pb.THRESHOLD, "quota": pb.QUOTA}
+CAUSES = tuple(CAUSE_VALUES)
 ROUND_COLUMNS = (
     "round",
     "selected",
@@ -41,7 +42,7 @@ ROUND_COLUMNS = (
     *CAUSES,
     "always",
     "void",
-    "threshold",
+    "tau",
     "train_loss",
     *(f"{way}link_{layer}" for way in ("up", "down") for layer in LAYERS),
     "validation_accuracy",
@@ -149,14 +150,16 @@ class Federation:
         """
         if not 0 <= client < self.settings.total:
             raise ProtocolError(
-                pb.UNKNOWN_CLIENT, f"client {client}; this federation has clients 0 to {self.settings.total - 1}"
+                pb.UNKNOWN_CLIENT,
+                f"client {client}; this federation has clients 0 to {self.settings.total - 1}",
             )
         if examples < 1:
             raise ProtocolError(pb.EXAMPLES_CHANGED, f"client {client} has no training examples")
         known = self.state.examples.setdefault(client, examples)
         if known != examples:
             raise ProtocolError(
-                pb.EXAMPLES_CHANGED, f"client {client} joined with {known} examples before, now with {examples}"
+                pb.EXAMPLES_CHANGED,
+                f"client {client} joined with {known} examples before, now with {examples}",
             )
         cached = self.state.caches.get(client)
         if cached is None:
@@ -216,10 +219,10 @@ class Federation:
         self.event("score", client=client, score=message.score, signature_round=_shown(signature))
         return self._noted(commands)
 
-    def admit(self, client: int, message: pb.SparseUpdate, blocks: Any) -> None:
+    def admit(self, client: int, message: pb.SparseUpdate) -> None:
         """Raise ProtocolError unless this client may send this update now and its layout is the plan's."""
         self._current(client, message.round).may_update(client, message.round)
-        require(blocks, self.schema, self.kept, self.schema.travelling)
+        require(message.transfer.tensors, self.schema, self.kept, self.schema.travelling)
 
     def kept(self, index: int) -> int:
         """Coordinates of a tensor that an update keeps: Top-K for parameters, all of a float buffer."""
@@ -258,7 +261,9 @@ class Federation:
             if isinstance(command, Train):
                 self.event("train", client=command.client, cause=pb.Cause.Name(command.cause).lower())
             elif isinstance(command, Reuse):
-                self.event("reuse", client=command.client, source_round=command.source_round + 1, age=command.age)
+                self.event(
+                    "reuse", client=command.client, source_round=command.source_round + 1, age=command.age
+                )
         return commands
 
     # ------------------------------------------------------------ the commit
@@ -271,21 +276,22 @@ class Federation:
         round = self.round
         assert round is not None
         assert round.complete
-        flat, void = self._aggregate(round)
-        closings = [self._close(round, client, seat, void) for client, seat in round.seats.items()]
+        contributions = round.contributions()
+        flat, void = self._aggregate(contributions)
+        stood_in = frozenset(c.client for c in contributions if c.update is None and not void)
+        closings = [self._close(round, client, seat, void, stood_in) for client, seat in round.seats.items()]
         self.state.flat = flat
         self.state.committed += 1
         self.round = None
         metrics = self._validate()
-        row = self._round_row(round, void, metrics)
+        row = self._round_row(round, void, stood_in, metrics)
         self._note_best(metrics)
         self._flush(row)
         self.latest = row
         return closings
 
-    def _aggregate(self, round: Round[Update]) -> tuple[NDArray[np.uint8], str]:
+    def _aggregate(self, contributions: Sequence[Contribution[Update]]) -> tuple[NDArray[np.uint8], str]:
         """The next state and, if the round has no effect, why."""
-        contributions = round.contributions()
         if not contributions:
             return self.state.flat, f"fewer than {self.settings.minimum} contributions"
         terms = []
@@ -299,7 +305,9 @@ class Federation:
             return self.state.flat, "the aggregate overflowed to NaN or Inf"
         return flat, ""
 
-    def _close(self, round: Round[Update], client: int, seat: Seat[Update], void: str) -> Closing:
+    def _close(
+        self, round: Round[Update], client: int, seat: Seat[Update], void: str, stood_in: frozenset[int]
+    ) -> Closing:
         if seat.cache_round is None and client in self.state.caches:
             self._drop_cache(client, "the client's signature did not belong to the cached update")
         if seat.state is State.REUSED:
@@ -316,15 +324,9 @@ class Federation:
         self.record(Row(round.number, client, "up", "fault", "fault", modelled=0))
         if client not in self._broadcast:
             self.record(Row(round.number, client, "down", "model", "fault", modelled=self.dense_bytes))
-        bridged = self._bridged(round, client)
-        self.event("fault", client=client, code=code_name(seat.fault), detail=seat.detail, bridged=bridged)
+        code, bridged = code_name(seat.fault), client in stood_in
+        self.event("fault", client=client, code=code, detail=seat.detail, bridged=bridged)
         return Closing(client, round.number, False, seat.fault, seat.detail)
-
-    def _bridged(self, round: Round[Update], client: int) -> bool:
-        """True if a cached update stood in for a failed client."""
-        contributions = round.contributions()
-        failed = round.seats[client].state is State.FAULT
-        return failed and any(c.client == client for c in contributions)
 
     def _validate(self) -> dict[str, float]:
         number, last = self.state.committed, self.state.committed >= self.settings.rounds
@@ -344,23 +346,32 @@ class Federation:
             notes["since_best"] = notes.get("since_best", 0) + 1
             notes["stopped_early"] = notes["since_best"] >= self.settings.patience
 
-    def _round_row(self, round: Round[Update], void: str, metrics: Mapping[str, float]) -> dict[str, Any]:
+    def _round_row(
+        self, round: Round[Update], void: str, stood_in: frozenset[int], metrics: Mapping[str, float]
+    ) -> dict[str, Any]:
         seats = round.seats.values()
-        states, causes = Counter(s.state for s in seats), Counter(s.cause for s in seats if s.state is State.FRESH)
+        states, causes = (
+            Counter(s.state for s in seats),
+            Counter(s.cause for s in seats if s.state is State.FRESH),
+        )
         fresh = [s.update for s in seats if s.update is not None]
         examples = [self.state.examples[c] for c, s in round.seats.items() if s.update is not None]
-        loss = sum(n * u.train_loss for n, u in zip(examples, fresh, strict=True)) / sum(examples) if fresh else None
+        loss = (
+            sum(n * u.train_loss for n, u in zip(examples, fresh, strict=True)) / sum(examples)
+            if fresh
+            else None
+        )
         row: dict[str, Any] = {
             "round": round.number + 1,
             "selected": len(round.seats),
             "fresh": states[State.FRESH],
             "reused": states[State.REUSED],
             "fault": states[State.FAULT],
-            "bridged": sum(self._bridged(round, client) for client in round.seats),
-            **{cause: causes[pb.Cause.Value(cause.upper())] for cause in CAUSES},
+            "bridged": sum(s.state is State.FAULT and c in stood_in for c, s in round.seats.items()),
+            **{cause: causes[CAUSE_VALUES[cause]] for cause in CAUSES},
             "always": causes[pb.ALWAYS],
             "void": void or None,
-            "threshold": round.threshold if self.settings.gate.kind == "score" else None,
+            "tau": round.threshold if self.settings.gate.kind == "score" else None,
             "train_loss": _finite(loss),
             "validation_accuracy": metrics.get("accuracy"),
             "validation_loss": _finite(metrics.get("loss")),
@@ -373,7 +384,8 @@ class Federation:
         return {column: row[column] for column in ROUND_COLUMNS}
 
     def _flush(self, row: Mapping[str, Any] | None = None) -> None:
-        self.event("committed" if row else "closed")
+        if row:
+            self.event("committed")
         shown = [[line.round + 1, *line.cells()[1:]] for line in self._rows]
         rounds = [list(row.values())] if row else []
         self._store.commit(
@@ -386,9 +398,14 @@ class Federation:
         self._layer_sums.clear()
         self._seen_layers.clear()
 
-    def close(self) -> None:
+    def flush(self) -> None:
         """Make rows and events that came after the last commit durable."""
-        self._flush()
+        if self._rows or self._events:
+            self._flush()
+
+    def close(self) -> None:
+        """Let go of the run folder."""
+        self._store.close()
 
     def arrays(self) -> dict[str, NDArray[np.generic]]:
         """The global state by name, in its shapes; views."""

@@ -16,7 +16,9 @@ class MemorySettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     kind: Literal["none", "reuse"] = "none"
-    max_age: int = Field(4, ge=1, description="S, age in rounds at which a cached update is not used any more")
+    max_age: int = Field(
+        4, ge=1, description="S, age in rounds at which a cached update is not used any more"
+    )
     decay: float = Field(0.7279635, gt=0, le=1, description="ρ, factor per round of age")
 
     def factor(self, age: int) -> float:
@@ -34,4 +36,3 @@ class CachedUpdate:
 
     round: int
     payload: Payload
-

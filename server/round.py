@@ -147,7 +147,7 @@ class Round(Generic[U]):
         Raises ProtocolError if it was not asked for or makes no sense; the state is then unchanged.
         """
         seat = self._expect(client, round)
-        asked_for_study = seat.state is State.TRAINING and seat.cause == pb.AGE and self.gate.score_all
+        asked_for_study = seat.cause == pb.AGE and self.gate.score_all
         if seat.score is not None:
             raise ProtocolError(pb.DUPLICATE, f"client {client} already sent its score of round {round}")
         if seat.state is not State.SCORING and not asked_for_study:
@@ -273,6 +273,7 @@ class Round(Generic[U]):
             raise ProtocolError(pb.UNEXPECTED, f"client {client} was not selected in round {round}")
         if seat.state is State.FAULT:
             raise ProtocolError(
-                pb.LATE, f"client {client} was given up in round {round}: {code_name(seat.fault)}, {seat.detail}"
+                pb.LATE,
+                f"client {client} was given up in round {round}: {code_name(seat.fault)}, {seat.detail}",
             )
         return seat

@@ -82,8 +82,8 @@ class RunStore:
         if meta is None:
             return None
         with self._env.begin(buffers=True) as txn:
-            flat = np.frombuffer(txn.get(b"weights"), np.uint8).copy()
-            examples = {int(k): v for k, v in json.loads(bytes(txn.get(b"examples"))).items()}
+            flat = np.frombuffer(txn.get(b"weights", b""), np.uint8).copy()
+            examples = {int(k): v for k, v in json.loads(bytes(txn.get(b"examples", b"{}"))).items()}
             caches = {}
             cursor = txn.cursor()
             if cursor.set_range(_CACHE):
@@ -141,13 +141,27 @@ class RunStore:
             raise OSError(f"the state of {self.folder} could not be written: {error}") from error
 
 
+def read_weights(folder: Path) -> tuple[int, NDArray[np.uint8]]:
+    """Rounds committed and the flat global state, for a reader beside the owner of the run."""
+    with (
+        lmdb.open(str(folder / "state" / "server"), readonly=True, map_size=MAP_BYTES) as env,
+        env.begin() as txn,
+    ):
+        meta, weights = txn.get(b"meta"), txn.get(b"weights")
+    if meta is None or weights is None:
+        raise RunError(f"{folder} has no committed state")
+    return json.loads(meta)["committed"], np.frombuffer(weights, np.uint8)
+
+
 def _exclusive(folder: Path) -> IO[str]:
     handle = (folder / "state" / "lock").open("w")
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         handle.close()
-        raise RunError(f"{folder} is in use by another process; wait for it or choose another output") from None
+        raise RunError(
+            f"{folder} is in use by another process; wait for it or choose another output"
+        ) from None
     return handle
 
 

@@ -1,0 +1,1 @@
+"""The laboratory: tasks, in-process simulation, local launch, comparison and the command line."""

@@ -1,0 +1,120 @@
+"""One client's part in a federation, without any network: score, train, remember.
+
+The agent (over gRPC) and the simulator drive the same object.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fedreuse.client.held import Held, HeldStore
+from fedreuse.client.proxy import Signature, discrepancy, head_gradient, refreshed
+from fedreuse.client.settings import ClientPlan
+from fedreuse.client.task import Task
+from fedreuse.client.trainer import train
+from fedreuse.client.workbench import Workbench
+from fedreuse.proto import federation_pb2 as pb
+from fedreuse.proto import modelled
+from fedreuse.proto.codec import Payload, encode
+from fedreuse.proto.errors import ProtocolError
+from fedreuse.proto.schema import PARAMETER, Schema
+from fedreuse.proto.streams import Purpose
+
+SIGNATURE = "signature"
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """D, and the round of the signature it was compared with (None: the client holds none, D is 1)."""
+
+    value: float
+    signature_round: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class LocalUpdate:
+    """The encoded update of a local training of `steps` optimiser steps."""
+
+    payload: Payload
+    steps: int
+    train_loss: float
+
+
+class Participant:
+    """Client `client` of a task. `examples` is n_i."""
+
+    def __init__(self, client: int, task: Task, bench: Workbench, held: HeldStore) -> None:
+        self.client = client
+        self._task, self._bench, self._held = task, bench, held
+        self._data = task.client_data(client)
+        self.examples = len(self._data)  # type: ignore[arg-type]
+
+    @property
+    def versions(self) -> Held:
+        return self._held.versions(self.client)
+
+    def welcome(self, run: str, schema: Schema, plan: ClientPlan, confirmed: int | None) -> None:
+        """Enter run `run`; the server holds this client's update of round `confirmed`."""
+        self.enter(run, schema, plan)
+        self._held.settle(self.client, run, confirmed)
+
+    def enter(self, run: str, schema: Schema, plan: ClientPlan) -> None:
+        """Get ready to work for a run, leaving held state as it is."""
+        self._run, self._schema, self._plan = run, schema, plan
+        self._bench.prepare(schema, plan)
+
+    def score(self, round: int, weights: Payload) -> Score:
+        """The proxy discrepancy at the round's global weights."""
+        held = self._held.versions(self.client)
+        tensors = self._held.current(self.client)
+        if tensors is None or held.run != self._run or self._plan.proxy is None:
+            return Score(1.0, None)
+        proxy = self._proxy(Purpose.PROXY_GATE, round, weights)
+        return Score(discrepancy(proxy, tensors[SIGNATURE]), held.current)
+
+    def train(self, round: int, weights: Payload) -> LocalUpdate:
+        """Train, compress, and stage the new signature. Raises ProtocolError NOT_FINITE if it diverged."""
+        self._bench.load(weights)
+        trained = train(
+            self._task, self._bench.model, self._data, self._plan, self.client, round, self._bench.device
+        )
+        payload = encode(self._schema, self._bench.delta(weights), self._kept)
+        if self._plan.proxy is not None:
+            refresh = self._proxy(Purpose.PROXY_REFRESH, round, weights)
+            tensors = self._held.current(self.client)
+            old = tensors[SIGNATURE] if tensors is not None else None
+            signature = refreshed(old, refresh, self._plan.proxy.keep)
+            self._held.stage(self.client, self._run, round, {SIGNATURE: signature})
+        return LocalUpdate(payload, trained.steps, trained.loss)
+
+    def closed(self, round: int, accepted: bool) -> None:
+        """The server closed `round`; `accepted` says whether this client's fresh update counted."""
+        held = self._held.versions(self.client)
+        if held.staged is not None:
+            self._held.settle(self.client, self._run, round if accepted else held.current)
+
+    def _proxy(self, purpose: Purpose, round: int, weights: Payload) -> Signature:
+        self._bench.load(weights)
+        return head_gradient(
+            self._task,
+            self._bench.model,
+            self._data,
+            self._plan,
+            purpose,
+            self.client,
+            round,
+            self._bench.device,
+        )
+
+    def _kept(self, index: int) -> int:
+        spec = self._schema.tensors[index]
+        if spec.kind != PARAMETER:
+            return spec.size
+        return modelled.kept(spec.size, self._plan.compressor.keep_ratio)
+
+
+def failure(error: Exception) -> tuple[pb.Code, str]:
+    """How a client reports its own failure to the server."""
+    if isinstance(error, ProtocolError):
+        return error.code, error.detail
+    return pb.CLIENT_FAILED, f"{type(error).__name__}: {error}"

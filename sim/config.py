@@ -1,0 +1,218 @@
+"""One typed configuration for every body: simulator, launcher, server and clients."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from fedreuse.client.settings import (
+    ClientPlan,
+    CompressorSettings,
+    ObjectiveSettings,
+    ProxySettings,
+    TrainSettings,
+)
+from fedreuse.proto.faults import Fault
+from fedreuse.server.aggregate import StepSettings
+from fedreuse.server.federation import FederationSettings
+from fedreuse.server.gate import GateSettings
+from fedreuse.server.memory import MemorySettings
+from fedreuse.server.settings import ServerSettings
+from fedreuse.sim.partition import PartitionSettings
+from fedreuse.sim.recipes import RECIPES
+
+
+class ConfigError(Exception):
+    """A configuration that cannot be used; the text names the key and what is allowed."""
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class TaskSection(_Section):
+    """name: a built-in task or module:attribute; options go to your own task untouched."""
+
+    name: str = Field("digits", min_length=1)
+    train_limit: int | None = Field(None, ge=2, description="stratified subset of the training data")
+    buffers: str = Field(
+        "dense", pattern="^(dense|paper)$", description="float buffers: dense, or as parameters"
+    )
+    options: dict[str, Any] = {}
+
+
+class ClientsSection(_Section):
+    total: int = Field(50, ge=1, le=1_000_000_000, description="N")
+    per_round: int = Field(10, ge=1, description="m, selected each round")
+    processes: int = Field(4, ge=1, le=1024, description="client processes that `launch` starts")
+
+
+class EvaluationSection(_Section):
+    every: int = Field(5, ge=1, description="validation in round 1, every so many rounds, and the last")
+    patience: int | None = Field(None, ge=1, description="early stopping, in evaluations; off by default")
+
+
+class SimSection(_Section):
+    workers: int | None = Field(None, ge=1, le=256, description="processes; default: one per core")
+
+
+class RunConfig(_Section):
+    """Everything that defines a run. Sections hold one part each; defaults are the DG paper's protocol."""
+
+    method: str = "dg-fedreuse"
+    task: TaskSection = TaskSection()
+    data: Path = Path("data")
+    seed: int = Field(101, ge=0, lt=1 << 63)
+    rounds: int = Field(90, ge=1, le=1_000_000)
+    output: Path | None = None
+    clients: ClientsSection = ClientsSection()
+    partition: PartitionSettings = PartitionSettings()
+    train: TrainSettings = TrainSettings()
+    objective: ObjectiveSettings = ObjectiveSettings()
+    compressor: CompressorSettings = CompressorSettings()
+    proxy: ProxySettings = ProxySettings()
+    gate: GateSettings = GateSettings()
+    memory: MemorySettings = MemorySettings()
+    step: StepSettings = StepSettings()
+    evaluation: EvaluationSection = EvaluationSection()
+    server: ServerSettings = ServerSettings()
+    sim: SimSection = SimSection()
+    faults: tuple[Fault, ...] = ()
+
+    @field_validator("method")
+    @classmethod
+    def _known_method(cls, value: str) -> str:
+        if value not in RECIPES:
+            raise ValueError(f"unknown method; known: {', '.join(RECIPES)}")
+        return value
+
+    @model_validator(mode="after")
+    def _consistent(self) -> RunConfig:
+        for fault in self.faults:
+            if fault.client >= self.clients.total or fault.round > self.rounds:
+                raise ValueError(
+                    f"fault of client {fault.client} in round {fault.round} lies outside the run"
+                )
+        self.federation()
+        return self
+
+    @property
+    def folder(self) -> Path:
+        """Where the run goes."""
+        task = self.task.name.replace(":", "-").replace("/", "-")
+        return self.output or Path("runs") / f"{self.method}-{task}-seed{self.seed}"
+
+    def federation(self) -> FederationSettings:
+        return FederationSettings(
+            seed=self.seed,
+            rounds=self.rounds,
+            total=self.clients.total,
+            per_round=self.clients.per_round,
+            minimum=self.server.minimum,
+            keep_ratio=self.compressor.keep_ratio,
+            gate=self.gate,
+            memory=self.memory,
+            step=self.step,
+            evaluate_every=self.evaluation.every,
+            patience=self.evaluation.patience,
+        )
+
+    def plan(self) -> ClientPlan:
+        return ClientPlan(
+            seed=self.seed,
+            train=self.train,
+            objective=self.objective,
+            compressor=self.compressor,
+            proxy=self.proxy if self.gate.kind == "score" else None,
+        )
+
+    def to_yaml(self) -> str:
+        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
+
+
+# ---------------------------------------------------------------- building one
+
+
+def load_config(file: Path | None = None, overrides: list[str] | None = None) -> RunConfig:
+    """Defaults, then the method's recipe, then the file, then `key=value` overrides. Raises ConfigError."""
+    given = _expand(_read(file) if file else {})
+    for text in overrides or []:
+        given = _merge(given, _override(text))
+    recipe = RECIPES.get(str(given.get("method", RunConfig.model_fields["method"].default)), {})
+    try:
+        return RunConfig.model_validate(_merge(recipe, given))
+    except ValidationError as error:
+        raise ConfigError("\n".join(_sentence(item) for item in error.errors())) from None
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{file}: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file} is not YAML: {error}") from None
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise ConfigError(f"{file} must hold keys and values, not {type(content).__name__}")
+    return content
+
+
+def _override(text: str) -> dict[str, Any]:
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise ConfigError(f"{text!r} is not an override; write key=value, e.g. clients.total=20")
+    try:
+        parsed: Any = yaml.safe_load(value)
+    except yaml.YAMLError:
+        parsed = value
+    if isinstance(parsed, str):
+        parsed = _number(parsed)
+    for part in reversed(key.split(".")):
+        parsed = {part: parsed}
+    return _expand(parsed)
+
+
+def _number(text: str) -> Any:
+    """YAML 1.1 reads 1e-3 as a string; people mean a number."""
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def _expand(given: dict[str, Any]) -> dict[str, Any]:
+    """`task: mnist` is short for `task: {name: mnist}`."""
+    if isinstance(given.get("task"), str):
+        return given | {"task": {"name": given["task"]}}
+    return given
+
+
+def _merge(base: dict[str, Any], top: dict[str, Any]) -> dict[str, Any]:
+    result = dict(base)
+    for key, value in top.items():
+        old = result.get(key)
+        result[key] = _merge(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+    return result
+
+
+def _sentence(item: Any) -> str:
+    where = ".".join(map(str, item["loc"]))
+    if item["type"] == "extra_forbidden":
+        return f"{where}: unknown key{_siblings(item['loc'])}"
+    message = item["msg"].removeprefix("Value error, ")
+    got = f", got {item['input']!r}" if where and not isinstance(item["input"], dict) else ""
+    return f"{where or 'configuration'}: {message}{got}"
+
+
+def _siblings(loc: tuple[Any, ...]) -> str:
+    model: Any = RunConfig
+    for part in loc[:-1]:
+        field = getattr(model, "model_fields", {}).get(part)
+        model = field.annotation if field else None
+    known = getattr(model, "model_fields", None)
+    return f"; known here: {', '.join(known)}" if known else ""

@@ -1,0 +1,152 @@
+"""The in-process body of a federation: virtual clients, the same brain, no sockets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from typing import Any
+
+from fedreuse.client.held import HeldStore
+from fedreuse.client.participant import LocalUpdate, Score, failure
+from fedreuse.proto import federation_pb2 as pb
+from fedreuse.proto.errors import ProtocolError
+from fedreuse.proto.faults import Fault, FaultPlan, Phase
+from fedreuse.server.federation import Closing, Federation
+from fedreuse.server.round import AskScore, Command, Reuse, SendModel, Train
+from fedreuse.sim.links import Link
+from fedreuse.sim.pool import Pool
+
+_FAULT_CODES = {
+    "crash": (pb.ABSENT, "the connection broke (planned fault)"),
+    "wipe": (pb.ABSENT, "the connection broke (planned fault)"),
+    "stall": (pb.TIMEOUT, "no answer before the deadline (planned fault)"),
+    "error": (pb.CLIENT_FAILED, "planned fault"),
+}
+
+
+class Engine:
+    """Runs rounds until the federation is finished.
+
+    `order` may reorder work that is ready at the same moment; results must not depend on it.
+    """
+
+    def __init__(
+        self,
+        federation: Federation,
+        pool: Pool,
+        held: HeldStore,
+        link: Link,
+        faults: Iterable[Fault] = (),
+        *,
+        join_all: bool = False,
+        order: Callable[[list[Future[Any]]], list[Future[Any]]] = lambda ready: ready,
+    ) -> None:
+        self._federation, self._pool, self._held, self._link = federation, pool, held, link
+        self._faults, self._order, self._join_all = FaultPlan(faults), order, join_all
+        self._joined: set[int] = set()
+        self._away: dict[int, int] = {}
+        self._work: dict[Future[Any], tuple[int, str]] = {}
+
+    def run(self, committed: Callable[[dict[str, Any]], None] = lambda _row: None) -> None:
+        """All remaining rounds; `committed` is called with each new row of rounds.csv."""
+        self._recall_the_away()
+        if self._join_all:
+            for client in range(self._federation.settings.total):
+                self._join(client)
+        while not self._federation.finished:
+            self._round()
+            committed(self._federation.latest)
+        self._link.finish()
+
+    def _recall_the_away(self) -> None:
+        """After a resume: who died in an earlier round and is not back yet."""
+        for round in range(self._federation.next_round):
+            for fault in self._faults.deaths(round):
+                self._away[fault.client] = fault.returns - 1
+
+    def _join(self, client: int) -> None:
+        if client in self._joined or client in self._away:
+            return
+        examples, held = self._pool.submit("look", client).result()
+        confirmed = self._link.join(client, examples, held)
+        self._held.settle(client, self._federation.state.run, confirmed)
+        self._joined.add(client)
+
+    def _round(self) -> None:
+        federation, number = self._federation, self._federation.next_round
+        for client in [c for c, back in self._away.items() if back <= number]:
+            del self._away[client]
+        for client in federation.cohort(number):
+            self._join(client)
+        self._link.open_round(number)
+        self._carry_out(federation.open_round(self._away))
+        while self._work:
+            done, _ = wait(self._work, return_when=FIRST_COMPLETED)
+            for future in self._order(sorted(done, key=lambda f: self._work[f])):
+                self._carry_out(self._result(self._work.pop(future)[0], future))
+        for closing in federation.commit():
+            self._close(closing)
+
+    def _carry_out(self, commands: list[Command]) -> None:
+        for command in commands:
+            client = command.client
+            if isinstance(command, SendModel):
+                self._link.send_model(client)
+                continue
+            self._link.order(client, command)
+            if isinstance(command, Reuse):
+                continue
+            phase = self._phase(command)
+            fault = self._faults.at(self._federation.next_round, client, phase)
+            if fault is not None:
+                self._carry_out(self._play(fault))
+            else:
+                run = self._federation.state.run
+                future = self._pool.submit(phase, run, client, self._federation.next_round)
+                self._work[future] = client, phase
+
+    @staticmethod
+    def _phase(command: AskScore | Train) -> Phase:
+        return "score" if isinstance(command, AskScore) else "train"
+
+    def _result(self, client: int, future: Future[Any]) -> list[Command]:
+        """What a finished piece of work means for the round."""
+        federation = self._federation
+        try:
+            result: Score | LocalUpdate = future.result()
+        except Exception as error:
+            if not isinstance(error, ProtocolError):
+                raise  # a bug in the task or in us, not a client's misfortune
+            code, detail = failure(error)
+            self._link.failed(client, code, detail)
+            return federation.fail(client, code, detail)
+        if isinstance(result, Score):
+            return federation.score(client, self._link.score(client, result))
+        fault = self._faults.at(federation.next_round, client, "upload")
+        if fault is not None and fault.kind != "garbage":
+            return self._play(fault)
+        try:
+            message, payload = self._link.update(client, result, garbage=fault is not None)
+            federation.accept(client, message, payload)
+        except ProtocolError as error:
+            return federation.fail(client, error.code, error.detail)
+        return []
+
+    def _play(self, fault: Fault) -> list[Command]:
+        if fault.dies:
+            self._link.drop(fault.client)
+            self._joined.discard(fault.client)
+            self._away[fault.client] = fault.returns - 1
+            if fault.kind == "wipe":
+                self._held.forget(fault.client)
+        code, detail = _FAULT_CODES[fault.kind]
+        if fault.kind == "error":
+            self._link.failed(fault.client, code, detail)
+        return self._federation.fail(fault.client, code, detail)
+
+    def _close(self, closing: Closing) -> None:
+        self._link.close(closing)
+        held = self._held.versions(closing.client)
+        if held.staged is not None and closing.client not in self._away:
+            confirmed = closing.round if closing.accepted else held.current
+            self._held.settle(closing.client, self._federation.state.run, confirmed)

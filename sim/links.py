@@ -1,0 +1,208 @@
+"""How the in-process engine and its virtual clients talk: directly, or through real messages."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Protocol
+
+from fedreuse.client.held import Held
+from fedreuse.client.participant import LocalUpdate, Score
+from fedreuse.client.session import Action, ClientSession, Closed
+from fedreuse.client.settings import ClientPlan
+from fedreuse.proto import federation_pb2 as pb
+from fedreuse.proto.channel import Channel
+from fedreuse.proto.codec import Payload, transfer_header
+from fedreuse.proto.errors import ProtocolError
+from fedreuse.proto.frames import Incoming, Outgoing
+from fedreuse.proto.ledger import Row
+from fedreuse.server.federation import Closing, Federation
+from fedreuse.server.messages import Broadcast, closed, held_versions, order, welcome
+from fedreuse.server.round import AskScore, Reuse, Train
+
+
+class Link(Protocol):
+    """One round trip per method; scores and updates go straight into the federation."""
+
+    def join(self, client: int, examples: int, held: Held) -> int | None:
+        """Register a client; the round of its confirmed update."""
+
+    def open_round(self, round: int) -> None: ...
+
+    def send_model(self, client: int) -> None: ...
+
+    def order(self, client: int, command: AskScore | Train | Reuse) -> None: ...
+
+    def score(self, client: int, score: Score) -> pb.ScoreReply: ...
+
+    def update(self, client: int, local: LocalUpdate, *, garbage: bool) -> tuple[pb.SparseUpdate, Payload]:
+        """A verified update. Raises ProtocolError if the server refuses it."""
+
+    def failed(self, client: int, code: pb.Code, detail: str) -> None: ...
+
+    def close(self, closing: Closing) -> None: ...
+
+    def drop(self, client: int) -> None:
+        """The client died."""
+
+    def finish(self) -> None: ...
+
+
+class DirectLink:
+    """Nothing is serialized but the payloads themselves: layers `message` and `grpc` stay absent."""
+
+    def __init__(self, federation: Federation) -> None:
+        self._federation = federation
+        self._round = 0
+        self._model_bytes = 0
+
+    def join(self, client: int, examples: int, held: Held) -> int | None:
+        return self._federation.join(client, examples, held.run, held.current, held.staged)
+
+    def open_round(self, round: int) -> None:
+        self._round, self._model_bytes = round, self._federation.model().nbytes
+
+    def send_model(self, client: int) -> None:
+        charge = self._federation.modelled_bytes("model", client)
+        row = Row(self._round, client, "down", "model", modelled=charge, payload=self._model_bytes)
+        self._federation.record(row)
+
+    def order(self, client: int, command: AskScore | Train | Reuse) -> None:
+        pass
+
+    def score(self, client: int, score: Score) -> pb.ScoreReply:
+        return pb.ScoreReply(round=self._round, score=score.value, signature_round=score.signature_round)
+
+    def update(self, client: int, local: LocalUpdate, *, garbage: bool) -> tuple[pb.SparseUpdate, Payload]:
+        charge = self._federation.modelled_bytes("update", client)
+        row = Row(self._round, client, "up", "update", modelled=charge, payload=local.payload.nbytes)
+        row.status = "refused" if garbage else "ok"
+        self._federation.record(row)
+        if garbage:
+            raise ProtocolError(pb.CHECKSUM, "planned fault")
+        header = transfer_header(self._federation.schema, local.payload)
+        message = pb.SparseUpdate(
+            round=self._round, transfer=header, steps=local.steps, train_loss=local.train_loss
+        )
+        return message, local.payload
+
+    def failed(self, client: int, code: pb.Code, detail: str) -> None:
+        pass
+
+    def close(self, closing: Closing) -> None:
+        pass
+
+    def drop(self, client: int) -> None:
+        pass
+
+    def finish(self) -> None:
+        pass
+
+
+class _Forget:
+    """The virtual clients' own ledgers are not kept: the server's holds the same rows."""
+
+    def count(self, row: Row) -> None:
+        pass
+
+    def write(self, row: Row) -> None:
+        pass
+
+
+class WireLink:
+    """Every message is serialized, cut into frames, put together again and checked, as over gRPC."""
+
+    def __init__(self, federation: Federation, plan: ClientPlan) -> None:
+        self._federation, self._plan = federation, plan
+        self._ends: dict[int, tuple[Channel, ClientSession]] = {}
+        self._broadcast: Broadcast | None = None
+        self._round = 0
+
+    def join(self, client: int, examples: int, held: Held) -> int | None:
+        federation = self._federation
+        channel = Channel(
+            "server",
+            client,
+            federation,
+            lambda kind: federation.modelled_bytes(kind, client),
+            federation.schema,
+            lambda _kind, header: federation.admit(client, header),
+        )
+        session = ClientSession(client, _Forget())
+        self._ends[client] = channel, session
+        join = self._receive(client, session.join(examples, held, secrets.randbits(64))).message
+        confirmed = federation.join(client, join.examples, join.run, *held_versions(join))
+        message = welcome(federation, self._plan.to_proto(), secrets.randbits(64), confirmed, heartbeat=10.0)
+        self._send(client, "welcome", message)
+        return confirmed
+
+    def open_round(self, round: int) -> None:
+        self._round = round
+        self._broadcast = Broadcast.of(self._federation.schema, round, self._federation.model())
+
+    def send_model(self, client: int) -> None:
+        assert self._broadcast is not None
+        channel, session = self._ends[client]
+        out = channel.send(
+            "model", self._broadcast.message, chunks=self._broadcast.chunks, body=self._broadcast.body
+        )
+        self._deliver(session, out)
+
+    def order(self, client: int, command: AskScore | Train | Reuse) -> None:
+        self._send(client, *order(self._round, command))
+
+    def score(self, client: int, score: Score) -> pb.ScoreReply:
+        _, session = self._ends[client]
+        reply = self._receive(client, session.score_reply(self._round, score)).message
+        assert isinstance(reply, pb.ScoreReply)
+        return reply
+
+    def update(self, client: int, local: LocalUpdate, *, garbage: bool) -> tuple[pb.SparseUpdate, Payload]:
+        _, session = self._ends[client]
+        incoming = self._receive(client, session.update(self._round, local, garbage=garbage))
+        assert incoming.payload is not None
+        return incoming.message, incoming.payload
+
+    def failed(self, client: int, code: pb.Code, detail: str) -> None:
+        _, session = self._ends[client]
+        self._receive(client, session.failed(self._round, code, detail))
+
+    def close(self, closing: Closing) -> None:
+        if closing.client in self._ends:
+            actions = self._send(closing.client, "round_closed", closed(closing))
+            assert actions == [Closed(closing.round, closing.accepted)]
+
+    def drop(self, client: int) -> None:
+        channel, _ = self._ends.pop(client)
+        channel.settle(None)
+
+    def finish(self) -> None:
+        for client, (channel, session) in self._ends.items():
+            self._send(client, "abort", pb.Abort(code=pb.FINISHED))
+            self._receive(client, session.heartbeat())
+            channel.settle(None)
+
+    def _send(self, client: int, kind: str, message: object) -> list[Action]:
+        channel, session = self._ends[client]
+        return self._deliver(session, channel.send(kind, message))
+
+    def _deliver(self, session: ClientSession, out: Outgoing) -> list[Action]:
+        return [action for frame in out.frames for action in session.feed(frame)]
+
+    def _receive(self, client: int, out: Outgoing) -> Incoming:
+        channel, _ = self._ends[client]
+        for frame in out.frames:
+            whole = channel.feed(frame)
+        if whole is None:
+            raise ProtocolError(pb.MALFORMED, f"an incomplete {out.kind}")
+        incoming, row = whole
+        try:
+            if incoming.refusal is not None:
+                raise incoming.refusal
+            if incoming.payload is not None:
+                self._federation.verify(incoming.message, incoming.payload)
+        except ProtocolError:
+            row.status = "refused"
+            raise
+        finally:
+            self._federation.write(row)
+        return incoming

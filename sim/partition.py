@@ -1,0 +1,209 @@
+"""Who holds which examples: partitions over clients, validation splits and subsets, all from named streams.
+
+Rules and sources: IID and Dirichlet partitions with the balance step of NIID-Bench (Li et al., 2022).
+All index arrays are int64 and ascending.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import math
+from collections.abc import Iterable, Sequence
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field
+
+from fedreuse.proto.streams import Purpose, stream
+
+if TYPE_CHECKING:  # configurations need the settings below, and a server's configuration no torch
+    from torch import nn
+
+Indices = NDArray[np.int64]
+Labels = NDArray[np.integer[Any]]
+
+VALIDATION_SHARE = 0.1
+MAXIMUM_REDRAWS = 1000
+
+logger = logging.getLogger(__name__)
+
+
+class PartitionError(Exception):
+    """Examples that cannot be divided as asked; the text says why and what to change."""
+
+
+class PartitionSettings(BaseModel):
+    """How training examples are divided over clients."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    kind: Literal["iid", "dirichlet"] = "dirichlet"
+    alpha: float = Field(
+        0.5, gt=0, allow_inf_nan=False, description="Dirichlet concentration; small: few labels per client"
+    )
+    minimum_size: int | None = Field(
+        None,
+        ge=2,  # one example to train on and one to validate on
+        description="least examples of a client, before the validation split; "
+        "null: 10 when clients hold 60 or more on average, else 2",
+    )
+
+
+def partition(labels: Labels, clients: int, settings: PartitionSettings, seed: int) -> list[Indices]:
+    """Divide examples over clients: disjoint index arrays that cover everything, one per client.
+
+    labels: shape (n,), any integers; seed: root of the named streams.
+    Dirichlet: for each label in ascending order v ~ Dir(α·1_N), v_j = 0 for clients that already hold at
+    least n/N examples, and the label's shuffled examples are cut at the cumulative sums of v. All v are
+    redrawn while the smallest client is below the minimum; the shuffles do not change any size and are
+    therefore drawn once, at the end.
+    Raises PartitionError if the minimum cannot be, or is not, reached.
+    """
+    count = len(labels)
+    if clients < 1 or count < 1:
+        raise PartitionError(f"{count} examples cannot be divided over {clients} clients")
+    minimum = settings.minimum_size
+    if minimum is None:
+        minimum = 10 if count >= 60 * clients else 2
+    if count < minimum * clients:
+        raise PartitionError(
+            f"{count} examples cannot give each of {clients} clients at least {minimum}: "
+            "use fewer clients, more examples or a smaller partition.minimum_size"
+        )
+    generator = stream(seed, Purpose.PARTITION)
+    if settings.kind == "iid":
+        return [np.sort(part) for part in np.array_split(generator.permutation(count), clients)]
+    members = [np.flatnonzero(labels == label) for label in np.unique(labels)]
+    counts = _balanced_counts(generator, [len(m) for m in members], clients, settings.alpha, minimum)
+    shares = [
+        np.split(generator.permutation(own), np.cumsum(row)[:-1])
+        for own, row in zip(members, counts, strict=True)
+    ]
+    return [np.sort(np.concatenate(part)) for part in zip(*shares, strict=True)]
+
+
+def _balanced_counts(
+    generator: np.random.Generator, sizes: Sequence[int], clients: int, alpha: float, minimum: int
+) -> NDArray[np.int64]:
+    """Examples per label and client, shape (labels, clients), every client with at least `minimum`."""
+    largest = 0
+    for redraws in range(1 + MAXIMUM_REDRAWS):
+        counts = _draw_counts(generator, sizes, clients, alpha)
+        smallest = int(counts.sum(axis=0).min())
+        if smallest >= minimum:
+            logger.info("Dirichlet partition over %d clients after %d redraws", clients, redraws)
+            return counts
+        largest = max(largest, smallest)
+    smaller = f"lower partition.minimum_size to {largest}, " if largest >= 2 else ""
+    raise PartitionError(
+        f"Dirichlet partition with alpha {alpha:g} over {clients} clients: after {MAXIMUM_REDRAWS} redraws "
+        f"the smallest client held {largest} examples at best, {minimum} are asked for; "
+        f"{smaller}raise partition.alpha or use fewer clients"
+    )
+
+
+def _draw_counts(
+    generator: np.random.Generator, sizes: Sequence[int], clients: int, alpha: float
+) -> NDArray[np.int64]:
+    """One draw of all labels' shares. A draw in which no share is left is all zeros."""
+    counts = np.zeros((len(sizes), clients), np.int64)
+    total = sum(sizes)
+    for k, size in enumerate(sizes):
+        v = generator.dirichlet(np.full(clients, alpha))
+        v[counts.sum(axis=0) * clients >= total] = 0
+        cumulative = np.cumsum(v)
+        if not cumulative[-1] > 0:  # a small alpha underflows: only full clients had a share
+            return np.zeros_like(counts)
+        # Dividing after the sum makes the last bound exactly 1, so that a full client gets nothing by rounding.
+        bounds = np.floor(cumulative / cumulative[-1] * size).astype(np.int64)
+        counts[k] = np.diff(bounds, prepend=0)
+    return counts
+
+
+def validation_size(examples: int, share: float = VALIDATION_SHARE) -> int:
+    """Validation examples cut from a client's `examples`: the share, rounded half to even, at least 1."""
+    return max(1, round(examples * _exact(share)))
+
+
+def split_validation(
+    labels: Labels, indices: Indices, client: int, seed: int, share: float = VALIDATION_SHARE
+) -> tuple[Indices, Indices]:
+    """Split a client's examples into (train, validation), stratified by label.
+
+    labels: shape (n,), of the whole data set; indices: the client's examples.
+    Both parts hold at least one example. Raises PartitionError for a client with fewer than two.
+    """
+    if not 0 < share < 1:
+        raise PartitionError(f"validation share {share:g} is not between 0 and 1")
+    if len(indices) < 2:
+        raise PartitionError(
+            f"client {client} holds {len(indices)} examples, too few to train and validate on: "
+            "raise partition.minimum_size to 2 or more"
+        )
+    own = np.sort(indices)
+    size = min(validation_size(len(own), share), len(own) - 1)
+    generator = stream(seed, Purpose.VALIDATION, client=client)
+    chosen = _stratified(labels[own], _exact(share), size, generator)
+    return np.delete(own, chosen), own[chosen]
+
+
+def stratified_subset(labels: Labels, limit: int, seed: int) -> Indices:
+    """`limit` of the n examples, with the label proportions of all. Raises PartitionError unless 1 <= limit <= n."""
+    if not 1 <= limit <= len(labels):
+        raise PartitionError(
+            f"a subset of {limit} examples cannot be drawn from {len(labels)}: "
+            f"the limit is a number from 1 to {len(labels)}"
+        )
+    return _stratified(labels, Fraction(limit, len(labels)), limit, stream(seed, Purpose.SUBSET))
+
+
+def _stratified(labels: Labels, share: Fraction, size: int, generator: np.random.Generator) -> Indices:
+    """Positions of `size` random examples: of each label its share, by largest remainder."""
+    values, counts = np.unique(labels, return_counts=True)
+    quotas = _largest_remainder([int(count) * share for count in counts], size)
+    drawn = [
+        generator.permutation(np.flatnonzero(labels == value))[:quota]
+        for value, quota in zip(values, quotas, strict=True)
+    ]
+    return np.sort(np.concatenate(drawn))
+
+
+def _largest_remainder(exact: Sequence[Fraction], total: int) -> list[int]:
+    """Whole numbers near `exact` that sum to `total`; of equal remainders the first is rounded up."""
+    quotas = [math.floor(value) for value in exact]
+    by_remainder = sorted(range(len(exact)), key=lambda k: quotas[k] - exact[k])  # stable
+    for k in by_remainder[: total - sum(quotas)]:
+        quotas[k] += 1
+    return quotas
+
+
+def _exact(share: float) -> Fraction:
+    """The decimal number as written: 0.1 is a tenth, so that equal remainders are seen to be equal."""
+    return Fraction(str(share))
+
+
+def partition_hash(parts: Iterable[Indices]) -> str:
+    """SHA-256 (hexadecimal) of a partition: per client its size, then its indices, little-endian int64."""
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(np.array([len(part), *part], "<i8").tobytes())
+    return digest.hexdigest()
+
+
+def refuse_single_example_clients(sizes: Sequence[int], model: nn.Module) -> None:
+    """Raise PartitionError if a model with batch normalisation meets a client with one training example.
+
+    sizes: training examples of each client, by client index. A batch of one has no variance.
+    """
+    from fedreuse.client.batches import has_batch_norm
+
+    single = [client for client, size in enumerate(sizes) if size == 1]
+    if single and has_batch_norm(model):
+        named = ", ".join(map(str, single[:10])) + (", ..." if len(single) > 10 else "")
+        raise PartitionError(
+            f"the model has batch normalisation, which cannot train on the single training example of "
+            f"client {named}: raise partition.minimum_size to 3 or more"
+        )

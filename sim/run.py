@@ -1,0 +1,110 @@
+"""Making and opening run folders: what every body of a federation does before its first round."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import secrets
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fedreuse.client.task import Task, TaskContext, load_task
+from fedreuse.client.workbench import initial_weights, schema_of, state_arrays
+from fedreuse.proto import PROTOCOL_VERSION
+from fedreuse.server.federation import TABLE_HEADERS, Evaluator, Federation, new_state
+from fedreuse.server.store import RunError, RunStore
+from fedreuse.server.weights import load_model, save_model
+from fedreuse.sim.config import ConfigError, RunConfig
+from fedreuse.sim.tasks.images import ImageTask
+
+INITIAL = "initial.safetensors"
+FINAL = "model.safetensors"
+
+
+def make_task(config: RunConfig) -> Task:
+    """The task of a configuration. Raises TaskError."""
+    options: dict[str, Any] = {
+        **config.task.options,
+        "train_limit": config.task.train_limit,
+        "partition": config.partition.model_dump(),
+    }
+    return load_task(config.task.name, TaskContext(config.seed, config.clients.total, config.data, options))
+
+
+def init_model(config: RunConfig, task: Task, path: Path) -> None:
+    """Write schema and initial weights, drawn from the `init` stream."""
+    model = initial_weights(task, config.seed)
+    schema = schema_of(model, buffers_as_parameters=config.task.buffers == "paper")
+    save_model(
+        path,
+        schema,
+        state_arrays(model),
+        note=f"initial weights, task {config.task.name}, seed {config.seed}",
+    )
+
+
+def create_run(config: RunConfig, task: Task | None, model: Path | None = None) -> Path:
+    """Make a new run folder; its initial weights come from `model` or from the task. Raises RunError."""
+    folder = config.folder
+    if (folder / "config.yaml").exists():
+        raise RunError(
+            f"{folder} already holds a run; continue it with `fedreuse resume {folder}` or choose another "
+            "with output=FOLDER"
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    if model is not None:
+        schema, flat = load_model(model)
+        arrays = {t.name: v.reshape(t.shape) for t, v in zip(schema.tensors, schema.views(flat), strict=True)}
+        save_model(folder / INITIAL, schema, arrays, note=f"copied from {model.name}")
+    elif task is not None:
+        init_model(config, task, folder / INITIAL)
+    else:
+        raise RunError("a server without a task needs --model FILE, made by `fedreuse init-model`")
+    (folder / "environment.json").write_text(json.dumps(_environment(config, task), indent=2) + "\n")
+    # Last: a folder with config.yaml is complete.
+    partial = folder / "config.yaml.partial"
+    partial.write_text(config.to_yaml())
+    partial.rename(folder / "config.yaml")
+    return folder
+
+
+def read_config(folder: Path) -> RunConfig:
+    """The resolved configuration of a run. Raises RunError."""
+    path = folder / "config.yaml"
+    if not path.exists():
+        raise RunError(f"{folder} is not a run folder: it has no config.yaml")
+    try:
+        return RunConfig.model_validate(yaml.safe_load(path.read_text()))
+    except (ValueError, ConfigError) as error:
+        raise RunError(f"{path} cannot be used: {error}") from None
+
+
+def open_federation(folder: Path, config: RunConfig, evaluator: Evaluator | None) -> Federation:
+    """The federation of a run folder after its last committed round. Raises RunError."""
+    schema, flat = load_model(folder / INITIAL)
+    store = RunStore(folder)
+    state = store.load()
+    if state is None:
+        state = new_state(secrets.token_hex(8), schema, flat)
+        store.initialise(state, TABLE_HEADERS)
+    return Federation(config.federation(), schema, store, state, evaluator)
+
+
+def _environment(config: RunConfig, task: Task | None) -> dict[str, Any]:
+    packages = ("fedreuse", "torch", "numpy", "grpcio", "protobuf", "xxhash", "lmdb", "safetensors")
+    return {
+        "protocol_version": PROTOCOL_VERSION,
+        "packages": {name: version(name) for name in packages},
+        "python": sys.version.split()[0],
+        "platform": platform.platform(),
+        "processor": platform.machine(),
+        "cores": os.cpu_count(),
+        "config_sha256": hashlib.sha256(config.to_yaml().encode()).hexdigest(),
+        "partition_sha256": task.partition_hash() if isinstance(task, ImageTask) else None,
+    }
