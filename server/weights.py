@@ -29,15 +29,17 @@ _NAMES = {
     "U8": "uint8",
     "BOOL": "bool",
 }
-_KINDS = "fedreuse.kinds"
+_ABOUT = "fedreuse"
 _KIND = {pb.TensorKind.Name(kind): kind for kind in (PARAMETER, FLOAT_BUFFER, INTEGER_BUFFER)}
 
 
 def save_model(path: Path, schema: Schema, arrays: Mapping[str, Array], note: str = "") -> None:
     """Write named arrays in the schema's order; `note` goes into the metadata."""
     tensors = {spec.name: np.ascontiguousarray(arrays[spec.name]) for spec in schema.tensors}
-    kinds = json.dumps([[spec.name, pb.TensorKind.Name(spec.kind)] for spec in schema.tensors])
-    path.write_bytes(safetensors.numpy.save(tensors, {_KINDS: kinds, "fedreuse.note": note}))
+    kinds = [[spec.name, pb.TensorKind.Name(spec.kind)] for spec in schema.tensors]
+    # One key only: safetensors writes several in random order, and equal models should be equal files.
+    about = json.dumps({"kinds": kinds, "note": note})
+    path.write_bytes(safetensors.numpy.save(tensors, {_ABOUT: about}))
 
 
 def load_model(path: Path) -> tuple[Schema, NDArray[np.uint8]]:
@@ -47,7 +49,7 @@ def load_model(path: Path) -> tuple[Schema, NDArray[np.uint8]]:
         # safetensors.numpy.load knows no bfloat16.
         tensors: dict[str, dict[str, Any]] = dict(safetensors.deserialize(raw))  # type: ignore[no-untyped-call]
         header = json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])
-        kinds = json.loads(header["__metadata__"][_KINDS])
+        kinds = json.loads(header["__metadata__"][_ABOUT])["kinds"]
         specs = [
             TensorSpec(name, _NAMES[tensors[name]["dtype"]], tuple(tensors[name]["shape"]), _KIND[kind])
             for name, kind in kinds
