@@ -93,6 +93,10 @@ class Participant:
         if held.staged is not None:
             self._held.settle(self.client, self._run, round if accepted else held.current)
 
+    def forget(self) -> None:
+        """Lose all held state, as a client whose disk is gone."""
+        self._held.forget(self.client)
+
     def _proxy(self, purpose: Purpose, round: int, weights: Payload) -> Signature:
         self._bench.load(weights)
         return head_gradient(

@@ -84,6 +84,7 @@ def _from_entry_point(name: str) -> Callable[[TaskContext], Any]:
     found = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
     if name not in found:
         raise TaskError(
-            f"no task called {name!r}; installed: {', '.join(sorted(found)) or 'none'}; your own file is named module:attribute"
+            f"no task called {name!r}; installed: {', '.join(sorted(found)) or 'none'}; "
+            "your own file is named module:attribute"
         )
     return cast(Callable[[TaskContext], Any], found[name].load())

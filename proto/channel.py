@@ -57,9 +57,18 @@ class Channel:
         """Whole messages received in this session."""
         return self._receiver.received
 
+    @property
+    def sent(self) -> int:
+        """Whole messages sent in this session."""
+        return self._confirmed + len(self._waiting)
+
     def learn_schema(self, schema: Schema) -> None:
         """Bodies can be received from now on."""
         self._receiver.schema = schema
+
+    def admit_with(self, schema: Schema, admit: Admit, modelled: Callable[[str], int]) -> None:
+        """The server knows now who speaks: what it may send, and what its messages are charged."""
+        self._receiver.schema, self._receiver.admit, self._modelled = schema, admit, modelled
 
     def send(self, kind: str, message: Any, *, chunks: Iterable[bytes] = (), body: int = 0) -> Outgoing:
         """Serialize and count a message; the caller puts its frames on the wire at once."""
@@ -94,11 +103,11 @@ class Channel:
             self._ledger.write(row)
 
     def _confirm(self, received: int) -> None:
-        if not self._confirmed <= received <= self._confirmed + len(self._waiting):
+        if not self._confirmed <= received <= self.sent:
             raise ProtocolError(
                 pb.MALFORMED,
                 f"the peer confirms {received} messages; {self._confirmed} were confirmed before and "
-                f"{self._confirmed + len(self._waiting)} sent",
+                f"{self.sent} sent",
             )
         while self._confirmed < received:
             self._ledger.write(self._waiting.popleft())

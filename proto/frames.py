@@ -159,7 +159,7 @@ class Receiver:
     def __init__(self, side: Side, schema: Schema | None, admit: Admit = lambda _kind, _header: None) -> None:
         self._side: Side = side
         self.schema = schema
-        self._admit = admit
+        self.admit = admit
         self._open: _Assembly | None = None
         self.received = 0
         """Whole messages received so far."""
@@ -197,7 +197,7 @@ class Receiver:
         blocks = check_layout(self.schema, message.transfer)
         refusal, body = None, None
         try:
-            self._admit(kind, message)
+            self.admit(kind, message)
             body = bytearray(message.transfer.length)
         except ProtocolError as error:
             refusal = error

@@ -8,10 +8,11 @@ service, simulator) feeds it what clients said and carries out the commands it r
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from threading import Lock
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +30,8 @@ from fedreuse.server.gate import GateSettings
 from fedreuse.server.memory import CachedUpdate, MemorySettings
 from fedreuse.server.round import Command, Contribution, Reuse, Round, Seat, State, Train
 from fedreuse.server.store import RunState, RunStore
+
+T = TypeVar("T")
 
 CAUSE_VALUES = {"cacheless": pb.CACHELESS, "age": pb.AGE, "threshold": pb.THRESHOLD, "quota": pb.QUOTA}
 CAUSES = tuple(CAUSE_VALUES)
@@ -130,11 +133,12 @@ class Federation:
         self.update_bytes = modelled.update_bytes(tensors, settings.keep_ratio)
         self._parameters = frozenset(schema.of_kind(PARAMETER))
         self._changed: set[int] = set()
-        self._rows: list[Row] = []
-        self._events: list[dict[str, Any]] = []
+        # Filled by the body while a commit in another thread empties them.
+        self._rows: deque[Row] = deque()
+        self._events: deque[Mapping[str, Any]] = deque()
+        self._counting = Lock()
         self._broadcast: set[int] = set()
         self._layer_sums: Counter[tuple[int, str, str]] = Counter()
-        self._seen_layers: set[tuple[int, str, str]] = set()
         self._opened = time.monotonic()
 
     # ------------------------------------------------------------ roster
@@ -379,24 +383,21 @@ class Federation:
         }
         for way in ("up", "down"):
             for layer in LAYERS:
-                key = (round.number, way, layer)
-                row[f"{way}link_{layer}"] = self._layer_sums[key] if key in self._seen_layers else None
+                row[f"{way}link_{layer}"] = self._layer_sums.pop((round.number, way, layer), None)
         return {column: row[column] for column in ROUND_COLUMNS}
 
     def _flush(self, row: Mapping[str, Any] | None = None) -> None:
         if row:
             self.event("committed")
-        shown = [[line.round + 1, *line.cells()[1:]] for line in self._rows]
+        shown = [[line.round + 1, *line.cells()[1:]] for line in _drained(self._rows)]
         rounds = [list(row.values())] if row else []
+        changed, self._changed = self._changed, set()
         self._store.commit(
             self.state,
-            changed=self._changed,
+            changed=changed,
             rows={"bytes.csv": shown, "rounds.csv": rounds},
-            events=self._events,
+            events=_drained(self._events),
         )
-        self._changed, self._rows, self._events = set(), [], []
-        self._layer_sums.clear()
-        self._seen_layers.clear()
 
     def flush(self) -> None:
         """Make rows and events that came after the last commit durable."""
@@ -426,13 +427,12 @@ class Federation:
 
     def count(self, row: Row) -> None:
         """Add a message to the sums of its round as soon as it was sent or received."""
-        self.totals.add([row])
-        for layer in LAYERS:
-            value = getattr(row, layer)
-            if value is not None:
-                key = (row.round, row.direction, layer)
-                self._layer_sums[key] += value
-                self._seen_layers.add(key)
+        with self._counting:
+            self.totals.add([row])
+            for layer in LAYERS:
+                value = getattr(row, layer)
+                if value is not None:
+                    self._layer_sums[row.round, row.direction, layer] += value
 
     def write(self, row: Row) -> None:
         """Enter a counted row, its fate now known, into bytes.csv with the next commit."""
@@ -454,6 +454,11 @@ def new_state(run: str, schema: Schema, flat: NDArray[np.uint8]) -> RunState:
 
 
 TABLE_HEADERS = {"rounds.csv": ROUND_COLUMNS, "bytes.csv": COLUMNS}
+
+
+def _drained(queue: deque[T]) -> list[T]:
+    """Everything in a queue that other threads may be filling."""
+    return [queue.popleft() for _ in range(len(queue))]
 
 
 def _shown(round: int | None) -> int | None:

@@ -24,7 +24,6 @@ from fedreuse.server.weights import load_model
 from fedreuse.sim.config import RunConfig
 from fedreuse.sim.run import INITIAL, make_task
 
-
 Read = Callable[[], tuple[int, NDArray[np.uint8]]]
 
 

@@ -194,7 +194,9 @@ def updates(draw: st.DrawFn) -> tuple[Schema, dict[int, np.ndarray], dict[int, i
         if draw(st.integers(0, 4)) == 0:
             continue
         d, dtype = prod(spec.shape), NUMPY[spec.dtype]
-        values = np.frombuffer(np.random.default_rng([seed, index]).bytes(d * dtype.itemsize), dtype, d).copy()
+        values = np.frombuffer(
+            np.random.default_rng([seed, index]).bytes(d * dtype.itemsize), dtype, d
+        ).copy()
         if spec.dtype == "bool":
             values = np.frombuffer(values.tobytes(), np.uint8) > 127
         if spec.dtype in FLOATS:
@@ -321,7 +323,10 @@ def test_encode_sorts_by_index_and_leaves_out_what_is_not_given() -> None:
     payload = codec.encode(schema, arrays, lambda index: schema.tensors[index].size)
     assert [block.index for block in payload.blocks] == [0, 2]
     assert np.frombuffer(payload.body, "<f4").tolist() == [1, 2, 4]
-    assert [bytes(data) for _, data in payload.located()] == [bytes(payload.body[:8]), bytes(payload.body[8:])]
+    assert [bytes(data) for _, data in payload.located()] == [
+        bytes(payload.body[:8]),
+        bytes(payload.body[8:]),
+    ]
 
 
 def test_an_update_of_nothing() -> None:

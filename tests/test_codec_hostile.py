@@ -1,4 +1,4 @@
-"""Attacks on the decoder: each is refused with its code and a text that says where, before memory is spent."""
+"""Attacks on the decoder: each is refused with its code and a text that says where, and costs no memory."""
 
 import tracemalloc
 from collections.abc import Callable
@@ -51,7 +51,13 @@ BODY = b"".join(
 
 
 def header() -> pb.Transfer:
-    rows = [(0, pb.PAIRS, 2, 16), (1, pb.BITMAP, 3, 15), (2, pb.DENSE, 8, 18), (3, pb.DENSE, 2, 4), (4, pb.DENSE, 1, 8)]
+    rows = [
+        (0, pb.PAIRS, 2, 16),
+        (1, pb.BITMAP, 3, 15),
+        (2, pb.DENSE, 8, 18),
+        (3, pb.DENSE, 2, 4),
+        (4, pb.DENSE, 1, 8),
+    ]
     tensors = [pb.TensorHeader(index=i, mode=m, kept=k, format=pb.RAW, length=n) for i, m, k, n in rows]
     return pb.Transfer(
         schema_hash=SCHEMA.hash, tensors=tensors, length=END, checksum=xxhash.xxh3_64_intdigest(BODY)
@@ -183,7 +189,7 @@ def test_checking_a_header_reserves_nothing_however_large_the_tensors() -> None:
 def test_pairs_for_a_tensor_beyond_32_bit_coordinates_are_refused() -> None:
     schema = Schema((TensorSpec("embedding", "float32", ((1 << 32) + 1,), pb.PARAMETER),))
     tensor = pb.TensorHeader(index=0, mode=pb.PAIRS, kept=1, format=pb.RAW, length=8)
-    with pytest.raises(ProtocolError, match="'embedding'.*too large for mode PAIRS") as caught:
+    with pytest.raises(ProtocolError, match=r"'embedding'.*too large for mode PAIRS") as caught:
         codec.check_layout(schema, pb.Transfer(schema_hash=schema.hash, tensors=[tensor], length=8))
     assert caught.value.code == pb.MALFORMED
 
@@ -290,6 +296,14 @@ def test_a_body_of_another_length_or_order_fails_its_checksum(body: bytes) -> No
 # ---------------------------------------------------------------- everything at once
 
 
+def outcome(message: pb.Transfer, body: bytes) -> dict[int, np.ndarray] | int:
+    """What a receiver gets: arrays, or the code of the refusal. Any other exception is a failure."""
+    try:
+        return receive(message, body)
+    except ProtocolError as refusal:
+        return refusal.code
+
+
 def within_bounds(decoded: dict[int, np.ndarray]) -> bool:
     numpy_dtypes = {"float32": "<f4", "float16": "<f2", "bfloat16": ml_dtypes.bfloat16, "int64": "<i8"}
     return all(
@@ -326,20 +340,16 @@ def test_a_mutated_header_is_refused_or_decodes_within_bounds(
         message = pb.Transfer.FromString(data)
     except DecodeError:
         return
-    try:
-        blocks = codec.check_layout(SCHEMA, message)
-        assert message.length <= 1000
-        body = (BODY + noise * 20)[: message.length]
-        codec.check_body(
-            SCHEMA,
-            Payload(blocks, body),
-            xxhash.xxh3_64_intdigest(body) if true_checksum else message.checksum,
-        )
-        decoded = codec.decode(SCHEMA, Payload(blocks, body))
-    except ProtocolError as refusal:
-        assert refusal.code in (pb.MALFORMED, pb.SCHEMA_MISMATCH, pb.CHECKSUM, pb.NOT_FINITE)
-        return
-    assert within_bounds(decoded)
+    # Only a length that the layout check lets pass is ever filled.
+    body = (BODY + noise * 20)[: min(message.length, 1000)]
+    if true_checksum:
+        message.checksum = xxhash.xxh3_64_intdigest(body)
+    result = outcome(message, body)
+    if isinstance(result, dict):
+        assert len(body) == message.length
+        assert within_bounds(result)
+    else:
+        assert result in (pb.MALFORMED, pb.SCHEMA_MISMATCH, pb.CHECKSUM, pb.NOT_FINITE)
 
 
 @st.composite
@@ -367,17 +377,17 @@ def test_any_bytes_under_a_sincere_header_are_refused_or_decode_within_bounds(
     length = sum(block.length for block in blocks)
     body = data.draw(st.binary(min_size=length, max_size=length))
     tensors = [
-        pb.TensorHeader(index=b.index, mode=b.mode, kept=b.kept, format=pb.RAW, length=b.length) for b in blocks
+        pb.TensorHeader(index=b.index, mode=b.mode, kept=b.kept, format=pb.RAW, length=b.length)
+        for b in blocks
     ]
     message = pb.Transfer(
         schema_hash=SCHEMA.hash, tensors=tensors, length=length, checksum=xxhash.xxh3_64_intdigest(body)
     )
     assert codec.check_layout(SCHEMA, message) == blocks
-    try:
-        decoded = receive(message, body)
-    except ProtocolError as refusal:
-        assert refusal.code in (pb.MALFORMED, pb.NOT_FINITE)
-        return
-    assert within_bounds(decoded)
-    for block in blocks:
-        assert np.count_nonzero(decoded[block.index]) <= block.kept
+    result = outcome(message, body)
+    if isinstance(result, dict):
+        assert within_bounds(result)
+        for block in blocks:
+            assert np.count_nonzero(result[block.index]) <= block.kept
+    else:
+        assert result in (pb.MALFORMED, pb.NOT_FINITE)

@@ -48,7 +48,9 @@ def test_an_observed_zero_is_zero() -> None:
 
 def test_rows_without_a_layer_do_not_make_it_zero_or_absent_for_the_others() -> None:
     result = totals(
-        Row(0, 0, "up", "update", modelled=5), Row(0, 1, "up", "update"), Row(0, 2, "up", "update", modelled=7)
+        Row(0, 0, "up", "update", modelled=5),
+        Row(0, 1, "up", "update"),
+        Row(0, 2, "up", "update", modelled=7),
     )
     assert result.total("up", "modelled") == 12
 
@@ -94,7 +96,9 @@ def test_totals_of_one_kind_include_what_was_lost(round_of_three: Totals) -> Non
 
 
 def test_refusals_and_faults_count_as_well() -> None:
-    rows = [Row(0, n, "up", "update", status, message=10**n) for n, status in enumerate(("ok", "refused", "lost"))]
+    rows = [
+        Row(0, n, "up", "update", status, message=10**n) for n, status in enumerate(("ok", "refused", "lost"))
+    ]
     assert totals(*rows, Row(0, 3, "up", "update", "fault", modelled=16)).layers("up") == {
         "modelled": 16,
         "payload": None,

@@ -40,7 +40,9 @@ def message(*tensors: pb.TensorSpec, hash: int = 0) -> pb.Schema:
     return pb.Schema(tensors=tensors, hash=hash)
 
 
-def tensor(name: str = "w", dtype: str = "float32", shape: tuple[int, ...] = (2,), kind: int = P) -> pb.TensorSpec:
+def tensor(
+    name: str = "w", dtype: str = "float32", shape: tuple[int, ...] = (2,), kind: int = P
+) -> pb.TensorSpec:
     return pb.TensorSpec(name=name, dtype=dtype, shape=shape, kind=kind)  # type: ignore[arg-type]
 
 

@@ -54,7 +54,9 @@ def finite_arrays(draw: st.DrawFn) -> np.ndarray:
     name = draw(st.sampled_from(sorted(FLOATS)))
     limit = special(name)["infinity"] - 1
     pool = sorted(bits for key, bits in special(name).items() if bits <= limit)
-    magnitudes = draw(st.sampled_from([st.sampled_from(pool[:4]), st.sampled_from(pool), st.integers(0, limit)]))
+    magnitudes = draw(
+        st.sampled_from([st.sampled_from(pool[:4]), st.sampled_from(pool), st.integers(0, limit)])
+    )
     signs = st.sampled_from([0, sign_bit(name)])
     values = draw(st.lists(st.tuples(magnitudes, signs), max_size=60))
     return from_bits(name, [magnitude | sign for magnitude, sign in values])

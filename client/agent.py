@@ -1,0 +1,332 @@
+"""The gRPC body of a client: one connection, reconnects, heartbeats; computing happens in a thread.
+
+One process may run several agents; they share one computing thread, so that every training has the same
+single thread to itself that the simulator gives it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import secrets
+import time
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc
+
+from fedreuse.client.participant import LocalUpdate, Participant, Score, failure
+from fedreuse.client.session import Action, ClientSession, Closed, DoScore, DoTrain, Stop, Welcomed
+from fedreuse.proto import federation_pb2 as pb
+from fedreuse.proto import transport
+from fedreuse.proto.channel import Ledger
+from fedreuse.proto.errors import SESSION_CODES_FROM, ProtocolError, code_name
+from fedreuse.proto.faults import Fault, FaultPlan, Phase
+from fedreuse.proto.frames import Outgoing
+
+log = logging.getLogger("fedreuse.client")
+
+_TRY_AGAIN = frozenset({pb.STOPPING, pb.ALREADY_CONNECTED, pb.SILENT, pb.AWAY})
+FIRST_WAIT, LONGEST_WAIT = 0.1, 10.0
+
+
+class AgentError(Exception):
+    """This client cannot take part; the text says why and what to do."""
+
+
+class _ConnectionLostError(Exception):
+    """The session ended without a goodbye; worth another try."""
+
+
+class _Died(Exception):
+    """A planned fault: this client is dead now."""
+
+    def __init__(self, fault: Fault) -> None:
+        super().__init__(fault.kind)
+        self.fault = fault
+
+
+class Agent:
+    """One client of a federation at `address` (HOST:PORT).
+
+    `compute` runs the training; `give_up` is how many seconds without a server are too many.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        participant: Participant,
+        ledger: Ledger,
+        compute: ThreadPoolExecutor,
+        faults: Iterable[Fault] = (),
+        give_up: float = 300.0,
+    ) -> None:
+        self._address, self._participant, self._ledger = address, participant, ledger
+        self._compute, self._faults, self._give_up = compute, FaultPlan(faults), give_up
+        self._instance = secrets.randbits(64)
+        self._previous: ClientSession | None = None
+        self._work: dict[tuple[Phase, int], asyncio.Task[Any]] = {}
+        self._welcomed = False
+        self._waits = 0
+
+    @property
+    def client(self) -> int:
+        return self._participant.client
+
+    async def run(self) -> None:
+        """Take part until the server has finished. Raises AgentError if that is impossible."""
+        try:
+            await self._stay_connected()
+        finally:
+            if self._previous is not None:
+                self._previous.channel.settle(None)
+
+    async def _stay_connected(self) -> None:
+        alone_since = time.monotonic()
+        while True:
+            self._welcomed = False
+            try:
+                await self._one_session()
+                return
+            except _Died as death:
+                self._die(death.fault)
+                reason = "planned fault"
+            except _ConnectionLostError as lost:
+                reason = str(lost)
+            if self._welcomed:
+                alone_since, self._waits = time.monotonic(), 0
+            alone = time.monotonic() - alone_since
+            if alone > self._give_up:
+                raise AgentError(
+                    f"client {self.client}: no federation at {self._address} for {alone:.0f} s ({reason}); "
+                    "is the server running, and is the address right?"
+                )
+            await asyncio.sleep(self._wait())
+
+    def _wait(self) -> float:
+        """Exponential back-off with jitter, so that a restarted server is not stormed."""
+        longest = min(LONGEST_WAIT, FIRST_WAIT * 2.0**self._waits)
+        self._waits = min(self._waits + 1, 10)
+        return longest * random.uniform(0.5, 1.0)
+
+    # ------------------------------------------------------------ one session
+
+    async def _one_session(self) -> None:
+        """From connecting to the server's FINISHED."""
+        session = ClientSession(self.client, self._ledger)
+        async with grpc.aio.insecure_channel(self._address, options=transport.CLIENT_OPTIONS) as channel:
+            call = channel.stream_stream(transport.SESSION)()
+            connection = _Connection(call, session)
+            participant = self._participant
+            try:
+                join = session.join(
+                    participant.examples, participant.versions, self._instance, self._previous
+                )
+                await connection.put(join)
+                await self._converse(connection)
+            except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
+                raise _ConnectionLostError(_reason(error)) from None
+            finally:
+                call.cancel()
+                if self._welcomed:
+                    self._previous = session
+                else:
+                    session.channel.settle(None)
+
+    async def _converse(self, connection: _Connection) -> None:
+        tasks = {asyncio.create_task(self._read(connection)), asyncio.create_task(connection.watch())}
+        beats = asyncio.create_task(connection.beat())
+        try:
+            done, _ = await asyncio.wait({*tasks, connection.failure}, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                await task
+        finally:
+            connection.failure.cancel()
+            rest = (*tasks, beats, *connection.senders)
+            for task in rest:
+                task.cancel()
+            await asyncio.gather(connection.failure, *rest, return_exceptions=True)
+
+    async def _read(self, connection: _Connection) -> None:
+        """Follow the server until it says FINISHED."""
+        while (frame := await connection.call.read()) is not grpc.aio.EOF:
+            connection.heard = time.monotonic()
+            try:
+                actions = connection.session.feed(frame)
+            except ProtocolError as error:
+                raise AgentError(f"client {self.client}: the server broke the protocol: {error}") from None
+            for action in actions:
+                if self._act(connection, action):
+                    await connection.put(connection.session.heartbeat())
+                    connection.session.channel.settle(connection.session.channel.sent)
+                    await connection.call.done_writing()
+                    return
+        raise _ConnectionLostError("the server closed the stream")
+
+    def _act(self, connection: _Connection, action: Action) -> bool:
+        """Carry out what the server asked; True if this was the end."""
+        match action:
+            case Welcomed(welcome):
+                self._enter(connection, welcome)
+            case DoScore(round):
+                connection.spawn(self._deliver_score(connection, round))
+            case DoTrain(round):
+                connection.spawn(self._deliver_update(connection, round))
+            case Closed(round, accepted):
+                self._work = {key: task for key, task in self._work.items() if key[1] > round}
+                self._participant.closed(round, accepted)
+                log.info(
+                    "client %d: round %d closed, %s", self.client, round + 1, "accepted" if accepted else "-"
+                )
+            case Stop(code, detail):
+                return self._stop(code, detail)
+        return False
+
+    def _enter(self, connection: _Connection, welcome: pb.Welcome) -> None:
+        session = connection.session
+        assert session.plan is not None
+        confirmed = welcome.confirmed_round if welcome.HasField("confirmed_round") else None
+        try:
+            self._participant.welcome(session.run, session.schema, session.plan, confirmed)
+        except ProtocolError as error:
+            raise AgentError(f"client {self.client}: {error}") from None
+        self._welcomed = True
+        log.info("client %d: joined run %s", self.client, session.run)
+
+    def _stop(self, code: pb.Code, detail: str) -> bool:
+        if code == pb.FINISHED:
+            return True
+        if code < SESSION_CODES_FROM:
+            log.warning(
+                "client %d: the server refused a message: %s: %s", self.client, code_name(code), detail
+            )
+            return False
+        if code in _TRY_AGAIN:
+            raise _ConnectionLostError(f"{code_name(code)}: {detail}")
+        raise AgentError(f"client {self.client}: the server refuses this client: {code_name(code)}: {detail}")
+
+    # ------------------------------------------------------------ work
+
+    async def _deliver_score(self, connection: _Connection, round: int) -> None:
+        session = connection.session
+        if fault := self._faults.at(round, self.client, "score"):
+            await self._play(connection, fault)
+            return
+        score = await self._result(connection, "score", round)
+        if isinstance(score, Score) and session.open_round == round:
+            await connection.put(session.score_reply(round, score))
+
+    async def _deliver_update(self, connection: _Connection, round: int) -> None:
+        session = connection.session
+        if fault := self._faults.at(round, self.client, "train"):
+            await self._play(connection, fault)
+            return
+        update = await self._result(connection, "train", round)
+        fault = self._faults.at(round, self.client, "upload")
+        if fault is not None and fault.kind != "garbage":
+            await self._play(connection, fault)
+            return
+        if isinstance(update, LocalUpdate) and session.open_round == round:
+            await connection.put(session.update(round, update, garbage=fault is not None))
+
+    async def _result(self, connection: _Connection, phase: Phase, round: int) -> Score | LocalUpdate | None:
+        """The result of a piece of work, done once per round even if it is asked for again."""
+        key = phase, round
+        if key not in self._work:
+            weights = connection.session.weights
+            assert weights is not None
+            call = self._participant.score if phase == "score" else self._participant.train
+            running = asyncio.get_running_loop().run_in_executor(self._compute, call, round, weights)
+            self._work[key] = asyncio.ensure_future(_wrap(running))
+        try:
+            # Shielded: a broken connection must not throw away an hour of training.
+            result: Score | LocalUpdate = await asyncio.shield(self._work[key])
+        except Exception as error:
+            code, detail = failure(error)
+            log.error(
+                "client %d: %s in round %d failed: %s", self.client, phase, round + 1, detail, exc_info=error
+            )
+            await connection.put(connection.session.failed(round, code, detail))
+            return None
+        return result
+
+    # ------------------------------------------------------------ planned faults
+
+    async def _play(self, connection: _Connection, fault: Fault) -> None:
+        if fault.dies:
+            connection.fail(_Died(fault))
+        elif fault.kind == "error":
+            failed = connection.session.failed(fault.round - 1, pb.CLIENT_FAILED, "planned fault")
+            await connection.put(failed)
+
+    def _die(self, fault: Fault) -> None:
+        """Forget what a dead process forgets."""
+        self._work.clear()
+        if self._previous is not None:
+            self._previous.channel.settle(None)
+            self._previous = None
+        self._instance = secrets.randbits(64)
+        if fault.kind == "wipe":
+            self._participant.forget()
+
+
+async def _wrap(future: asyncio.Future[Any]) -> Any:
+    return await future
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, grpc.aio.AioRpcError):
+        return f"{error.code().name}: {error.details()}"
+    return str(error) or type(error).__name__
+
+
+class _Connection:
+    """One stream: serialized writes, heartbeats, silence."""
+
+    def __init__(self, call: Any, session: ClientSession) -> None:
+        self.call, self.session = call, session
+        self.heard = time.monotonic()
+        self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.senders: set[asyncio.Task[None]] = set()
+        self._writing = asyncio.Lock()
+
+    async def put(self, out: Outgoing) -> None:
+        """Write one message; heartbeats never get between its frames."""
+        async with self._writing:
+            for frame in out.frames:
+                await self.call.write(frame)
+
+    def spawn(self, work: Any) -> None:
+        """Run a delivery beside the reader; its failure ends the session."""
+        task: asyncio.Task[None] = asyncio.create_task(work)
+        self.senders.add(task)
+        task.add_done_callback(self._finished)
+
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        self.senders.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.fail(error)
+
+    def fail(self, error: BaseException) -> None:
+        if not self.failure.done():
+            self.failure.set_exception(error)
+
+    async def beat(self) -> None:
+        while True:
+            await asyncio.sleep(self.session.heartbeat_seconds)
+            try:
+                await self.put(self.session.heartbeat())
+            except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
+                self.fail(error)
+                return
+
+    async def watch(self) -> None:
+        """Raises once the server has been silent for too long."""
+        while True:
+            limit = self.session.heartbeat_seconds * transport.PATIENCE
+            silence = time.monotonic() - self.heard
+            if silence >= limit:
+                raise _ConnectionLostError(f"the server was silent for {silence:.1f} s")
+            await asyncio.sleep(limit - silence)
