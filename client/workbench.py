@@ -36,13 +36,17 @@ def resolve_device(name: str) -> torch.device:
     """`auto` is the first CUDA device if there is one, else the CPU. Raises ValueError with the choices."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    device = torch.device(name)
+    known = f"device {name!r}: known are auto, cpu, cuda and cuda:INDEX"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ValueError(known) from None
     if device.type == "cuda":
         count = torch.cuda.device_count()
         if (device.index or 0) >= count:
             raise ValueError(f"device {name!r}: this machine has {count} CUDA devices; use cpu or auto")
     elif device.type != "cpu":
-        raise ValueError(f"device {name!r}: known are auto, cpu, cuda and cuda:INDEX")
+        raise ValueError(known)
     return device
 
 
@@ -72,7 +76,8 @@ def schema_of(model: nn.Module, *, buffers_as_parameters: bool = False) -> Schem
     With `buffers_as_parameters` float buffers are treated like parameters (Top-K'd, cached, decayed), as
     the DG paper's byte counter suggests.
     """
-    trained = {name for name, _ in model.named_parameters()}
+    # Tied weights are parameters under each of their names, so that all names stay equal.
+    trained = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     specs = []
     for name, tensor in model.state_dict().items():
         if tensor.dtype not in _DTYPE_NAMES:

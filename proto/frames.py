@@ -219,7 +219,7 @@ class Receiver:
                 f"{part.filled} of {part.length} bytes are here",
             )
         if part.body is not None:
-            part.body[offset : offset + len(data)] = data
+            memoryview(part.body)[offset : offset + len(data)] = data  # slicing a bytearray copies twice
         part.filled += len(data)
         part.message_bytes += size
         part.frames += 1

@@ -133,6 +133,7 @@ class Federation:
         self.update_bytes = modelled.update_bytes(tensors, settings.keep_ratio)
         self._parameters = frozenset(schema.of_kind(PARAMETER))
         self._changed: set[int] = set()
+        self._standing: dict[int, CachedUpdate] = {}
         # Filled by the body while a commit in another thread empties them.
         self._rows: deque[Row] = deque()
         self._events: deque[Mapping[str, Any]] = deque()
@@ -201,13 +202,14 @@ class Federation:
         """Begin the next round; selected clients that never joined count as absent, too."""
         selected = self.cohort(self.next_round)
         missing = frozenset(absent) | {c for c in selected if c not in self.state.examples}
-        caches = self.state.caches
+        # Kept apart: a client that comes back with an empty disk loses its cache, but not what was decided.
+        self._standing = {c: self.state.caches[c] for c in selected if c in self.state.caches}
         self.round = Round(
             self.next_round,
             selected,
             self.settings.gate,
             self.settings.memory,
-            {c: caches[c].round for c in selected if c in caches},
+            {c: cached.round for c, cached in self._standing.items()},
             frozenset(missing & set(selected)),
             self.settings.minimum,
         )
@@ -286,6 +288,7 @@ class Federation:
         closings = [self._close(round, client, seat, void, stood_in) for client, seat in round.seats.items()]
         self.state.flat = flat
         self.state.committed += 1
+        self.event("committed")
         self.round = None
         metrics = self._validate()
         row = self._round_row(round, void, stood_in, metrics)
@@ -300,7 +303,7 @@ class Federation:
             return self.state.flat, f"fewer than {self.settings.minimum} contributions"
         terms = []
         for c in contributions:
-            payload = c.update.payload if c.update else self.state.caches[c.client].payload
+            payload = c.update.payload if c.update else self._standing[c.client].payload
             terms.append(
                 Term(c.client, self.state.examples[c.client], c.factor, payload, fresh=c.update is not None)
             )
@@ -387,8 +390,6 @@ class Federation:
         return {column: row[column] for column in ROUND_COLUMNS}
 
     def _flush(self, row: Mapping[str, Any] | None = None) -> None:
-        if row:
-            self.event("committed")
         shown = [[line.round + 1, *line.cells()[1:]] for line in _drained(self._rows)]
         rounds = [list(row.values())] if row else []
         changed, self._changed = self._changed, set()

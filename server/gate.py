@@ -30,7 +30,7 @@ class GateSettings(BaseModel):
         return max(self.tau_min, self.tau_start * exp(-self.gamma * round))
 
     def minimum_fresh(self, selected: int) -> int:
-        """ceil(q m): the quota. The tiny margin keeps 0.1 * 30 = 3.0000000000000004 at 3."""
+        """ceil(q m): the quota. The tiny margin keeps 0.28 * 25 = 7.000000000000001 at 7."""
         return ceil(self.quota * selected - 1e-9)
 
 

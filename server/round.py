@@ -147,7 +147,7 @@ class Round(Generic[U]):
         Raises ProtocolError if it was not asked for or makes no sense; the state is then unchanged.
         """
         seat = self._expect(client, round)
-        asked_for_study = seat.cause == pb.AGE and self.gate.score_all
+        asked_for_study = seat.cause == pb.AGE and self.gate.kind == "score" and self.gate.score_all
         if seat.score is not None:
             raise ProtocolError(pb.DUPLICATE, f"client {client} already sent its score of round {round}")
         if seat.state is not State.SCORING and not asked_for_study:

@@ -13,6 +13,7 @@ import io
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -60,10 +61,12 @@ class RunStore:
         self._files = {name: _open_at(folder / name, lengths.get(name, 0)) for name in TABLES}
 
     def close(self) -> None:
-        for handle in self._files.values():
-            handle.close()
-        self._env.close()
-        self._lock.close()
+        """Let go of the folder. Raises OSError, the folder being free all the same, if the disk is full."""
+        with ExitStack() as stack:
+            stack.callback(self._lock.close)
+            stack.callback(self._env.close)
+            for handle in self._files.values():
+                stack.callback(handle.close)
 
     def __enter__(self) -> RunStore:
         return self

@@ -35,7 +35,7 @@ _KIND = {pb.TensorKind.Name(kind): kind for kind in (PARAMETER, FLOAT_BUFFER, IN
 
 def save_model(path: Path, schema: Schema, arrays: Mapping[str, Array], note: str = "") -> None:
     """Write named arrays in the schema's order; `note` goes into the metadata."""
-    tensors = {spec.name: np.ascontiguousarray(arrays[spec.name]) for spec in schema.tensors}
+    tensors = {spec.name: np.asarray(arrays[spec.name], order="C") for spec in schema.tensors}
     kinds = [[spec.name, pb.TensorKind.Name(spec.kind)] for spec in schema.tensors]
     # One key only: safetensors writes several in random order, and equal models should be equal files.
     about = json.dumps({"kinds": kinds, "note": note})

@@ -96,8 +96,27 @@ class RunConfig(_Section):
                 raise ValueError(
                     f"fault of client {fault.client} in round {fault.round} lies outside the run"
                 )
+        self._keep_the_name_honest()
         self.federation()
         return self
+
+    def _keep_the_name_honest(self) -> None:
+        """A run called by a method's name is made of that method's parts; constants may differ."""
+        if self.method == "custom":
+            return
+        for part, neutral in (
+            ("objective", "plain"),
+            ("compressor", "dense"),
+            ("gate", "none"),
+            ("memory", "none"),
+        ):
+            due = RECIPES[self.method].get(part, {}).get("kind", neutral)
+            kind = getattr(self, part).kind
+            if kind != due:
+                raise ValueError(
+                    f"method {self.method!r} has {part}.kind {due!r}, not {kind!r}; leave {part}.kind out, or set "
+                    "method to custom for your own combination"
+                )
 
     @property
     def folder(self) -> Path:

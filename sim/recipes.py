@@ -24,6 +24,8 @@ RECIPES: dict[str, dict[str, Any]] = {
     "reuse-only": _REUSE | {"gate": {"kind": "score"}},
     # The control: the age limit and the quota decide, nobody is scored (D = 0).
     "age-only": _TOPK | _REUSE | {"gate": {"kind": "age"}},
+    # Any other combination of parts; nothing is preset.
+    "custom": {},
 }
 
 SUMMARIES = {
@@ -34,4 +36,5 @@ SUMMARIES = {
     "dg-fedreuse": "Top-K updates, cached updates reused under the proxy-gradient gate",
     "reuse-only": "as dg-fedreuse with dense updates",
     "age-only": "as dg-fedreuse, but only age and quota decide (control)",
+    "custom": "your own combination of parts",
 }

@@ -49,8 +49,11 @@ def init_model(config: RunConfig, task: Task, path: Path) -> None:
     )
 
 
-def create_run(config: RunConfig, task: Task | None, model: Path | None = None) -> Path:
-    """Make a new run folder; its initial weights come from `model` or from the task. Raises RunError."""
+def create_run(config: RunConfig, task: Task | None, model: Path | None = None, *, body: str = "sim") -> Path:
+    """Make a new run folder; its initial weights come from `model` or from the task. Raises RunError.
+
+    `body` is the command that runs it; `resume` reads it back.
+    """
     folder = config.folder
     if (folder / "config.yaml").exists():
         raise RunError(
@@ -66,7 +69,7 @@ def create_run(config: RunConfig, task: Task | None, model: Path | None = None) 
         init_model(config, task, folder / INITIAL)
     else:
         raise RunError("a server without a task needs --model FILE, made by `fedreuse init-model`")
-    (folder / "environment.json").write_text(json.dumps(_environment(config, task), indent=2) + "\n")
+    (folder / "environment.json").write_text(json.dumps(_environment(config, task, body), indent=2) + "\n")
     # Last: a folder with config.yaml is complete.
     partial = folder / "config.yaml.partial"
     partial.write_text(config.to_yaml())
@@ -85,6 +88,14 @@ def read_config(folder: Path) -> RunConfig:
         raise RunError(f"{path} cannot be used: {error}") from None
 
 
+def read_body(folder: Path) -> str:
+    """The command that runs a run folder. Raises RunError."""
+    try:
+        return str(json.loads((folder / "environment.json").read_text())["body"])
+    except (OSError, ValueError, KeyError) as error:
+        raise RunError(f"{folder / 'environment.json'} cannot be read: {error!r}") from None
+
+
 def open_federation(folder: Path, config: RunConfig, evaluator: Evaluator | None) -> Federation:
     """The federation of a run folder after its last committed round. Raises RunError."""
     schema, flat = load_model(folder / INITIAL)
@@ -96,9 +107,10 @@ def open_federation(folder: Path, config: RunConfig, evaluator: Evaluator | None
     return Federation(config.federation(), schema, store, state, evaluator)
 
 
-def _environment(config: RunConfig, task: Task | None) -> dict[str, Any]:
+def _environment(config: RunConfig, task: Task | None, body: str) -> dict[str, Any]:
     packages = ("fedreuse", "torch", "numpy", "grpcio", "protobuf", "xxhash", "lmdb", "safetensors")
     return {
+        "body": body,
         "protocol_version": PROTOCOL_VERSION,
         "packages": {name: version(name) for name in packages},
         "python": sys.version.split()[0],

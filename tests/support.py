@@ -164,7 +164,9 @@ SMALL = (
 )
 
 
-def small_config(output: Path, *overrides: str, method: str = "dg-fedreuse", task: str = "support:Line") -> RunConfig:
+def small_config(
+    output: Path, *overrides: str, method: str = "dg-fedreuse", task: str = "support:Line"
+) -> RunConfig:
     """Eight rounds of three of six clients; `overrides` as on the command line."""
     return load_config(None, [f"method={method}", f"task={task}", f"output={output}", *SMALL, *overrides])
 
@@ -181,7 +183,9 @@ def final_state(folder: Path) -> bytes:
     return load_model(folder / "model.safetensors")[1].tobytes()
 
 
-def table(folder: Path, name: str = "rounds.csv", without: Iterable[str] = ("seconds",)) -> list[dict[str, str]]:
+def table(
+    folder: Path, name: str = "rounds.csv", without: Iterable[str] = ("seconds",)
+) -> list[dict[str, str]]:
     """The rows of a CSV file; by default without the one column that no two runs share."""
     with (folder / name).open(newline="") as handle:
         rows = list(csv.DictReader(handle))

@@ -237,7 +237,6 @@ BODY_ATTACKS: dict[str, tuple[int, str, pb.Code, str]] = {
 
 
 @pytest.mark.parametrize("attack", BODY_ATTACKS)
-@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
 def test_a_body_with_a_true_checksum_is_still_not_trusted(attack: str) -> None:
     at, replacement, code, text = BODY_ATTACKS[attack]
     body = changed_body(at, bytes.fromhex(replacement))
@@ -252,7 +251,6 @@ def test_a_body_with_a_true_checksum_is_still_not_trusted(attack: str) -> None:
 @pytest.mark.parametrize(
     "bits", ["000000000000f87f", "010000000000f07f", "000000000000f07f", "000000000000f0ff"]
 )
-@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
 def test_float64_is_searched_too(bits: str) -> None:
     schema = Schema((TensorSpec("w", "float64", (2,), pb.PARAMETER),))
     body = bytes(8) + bytes.fromhex(bits)
@@ -332,7 +330,6 @@ def mutated(draw: st.DrawFn) -> bytes:
 
 @settings(deadline=None, max_examples=300)
 @given(data=mutated(), noise=st.binary(min_size=END, max_size=END), true_checksum=st.booleans())
-@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
 def test_a_mutated_header_is_refused_or_decodes_within_bounds(
     data: bytes, noise: bytes, true_checksum: bool
 ) -> None:
@@ -370,7 +367,6 @@ def sincere_layouts(draw: st.DrawFn) -> tuple[Block, ...]:
 
 @settings(deadline=None, max_examples=300)
 @given(blocks=sincere_layouts(), data=st.data())
-@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
 def test_any_bytes_under_a_sincere_header_are_refused_or_decode_within_bounds(
     blocks: tuple[Block, ...], data: st.DataObject
 ) -> None:

@@ -165,7 +165,6 @@ def test_magnitude_bits_drop_the_sign_alone(name: str) -> None:
 @pytest.mark.parametrize("what", ["infinity", "signalling nan", "quiet nan", "full nan"])
 @pytest.mark.parametrize("negative", [False, True])
 @pytest.mark.parametrize("at", [0, 5, 10])
-@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
 def test_nan_and_infinity_are_found_wherever_they_are(name: str, what: str, negative: bool, at: int) -> None:
     bits = [special(name)["one"]] * 11
     bits[at] = special(name)[what] | (sign_bit(name) if negative else 0)
