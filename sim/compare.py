@@ -187,7 +187,7 @@ def _read_run(folder: Path, name: str) -> Run:
     finished = (folder / SUMMARY).exists()
     summary = _read_summary(folder) if finished else _live_summary(folder, config)
     rounds = summary["rounds"]
-    entries, partial, totals = _read_bytes(folder, rounds)
+    entries, partial, totals = _read_bytes(folder, None if finished else rounds)
     if finished:
         _check(folder / "rounds.csv", rounds == committed)
         _check(folder / "bytes.csv", all(summary[f"{way}link"] == totals.layers(way) for way in WAYS))
@@ -254,8 +254,8 @@ def _live_summary(folder: Path, config: RunConfig) -> dict[str, Any]:
         return summarise(folder, config, metrics)
 
 
-def _read_bytes(folder: Path, rounds: int) -> tuple[tuple[Entry, ...], tuple[str, ...], Totals]:
-    """The ledger's rows up to a round: gathered, what was observed in part, and their plain totals."""
+def _read_bytes(folder: Path, rounds: int | None) -> tuple[tuple[Entry, ...], tuple[str, ...], Totals]:
+    """The ledger's rows, up to a round if given: gathered, what was observed in part, and plain totals."""
     rows: Counter[tuple[Direction, str, Status]] = Counter()
     seen: Counter[tuple[Direction, str, Status, Layer]] = Counter()
     sums: Counter[tuple[Direction, str, Status, Layer]] = Counter()
@@ -265,7 +265,7 @@ def _read_bytes(folder: Path, rounds: int) -> tuple[tuple[Entry, ...], tuple[str
         for row in read_rows(folder):
             if row.direction not in WAYS or row.status not in STATUSES:
                 raise ValueError(f"direction {row.direction!r}, status {row.status!r}")
-            if row.round > rounds:
+            if rounds is not None and row.round > rounds:
                 continue  # a round that is still open or was broken off: it belongs to no m
             totals.add([row])
             key = row.direction, row.kind, row.status
@@ -422,6 +422,11 @@ def _notes(runs: Sequence[Run]) -> Iterator[str]:
     if differ:
         yield f"different settings: {'; '.join(differ)}"
     for run in runs:
+        if run.clients["fault"]:
+            yield (
+                f"{run.name}: {run.clients['fault']} of {run.selected} selected clients failed; no uplink is "
+                "charged for them, which raises the savings"
+            )
         if run.partial:
             yield f"{run.name}: {', '.join(run.partial)} observed for some messages only, so not added up"
 

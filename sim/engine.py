@@ -12,7 +12,7 @@ from fedreuse.proto import federation_pb2 as pb
 from fedreuse.proto.errors import ProtocolError
 from fedreuse.proto.faults import Fault, FaultPlan, Phase
 from fedreuse.server.federation import Closing, Federation
-from fedreuse.server.round import AskScore, Command, Reuse, SendModel, Train
+from fedreuse.server.round import AskScore, Command, Reuse, SendModel, State, Train
 from fedreuse.sim.links import Link
 from fedreuse.sim.pool import Pool
 
@@ -42,30 +42,38 @@ class Engine:
         order: Callable[[list[Future[Any]]], list[Future[Any]]] = lambda ready: ready,
     ) -> None:
         self._federation, self._pool, self._held, self._link = federation, pool, held, link
-        self._faults, self._order, self._join_all = FaultPlan(faults), order, join_all
+        planned = tuple(faults)
+        self._faults, self._order, self._join_all = FaultPlan(planned), order, join_all
+        self._deaths = [fault for fault in planned if fault.dies]
         self._joined: set[int] = set()
-        self._away: dict[int, int] = {}
         self._work: dict[Future[Any], tuple[int, str]] = {}
 
     def run(self, committed: Callable[[dict[str, Any]], None] = lambda _row: None) -> None:
         """All remaining rounds; `committed` is called with each new row of rounds.csv."""
-        self._recall_the_away()
+        if self._federation.finished:
+            return
+        self._wipe()
         if self._join_all:
+            away = self._away(self._federation.next_round)
             for client in range(self._federation.settings.total):
-                self._join(client)
+                if client not in away:
+                    self._join(client)
         while not self._federation.finished:
             self._round()
             committed(self._federation.latest)
         self._link.finish()
 
-    def _recall_the_away(self) -> None:
-        """After a resume: who died in an earlier round and is not back yet."""
-        for round in range(self._federation.next_round):
-            for fault in self._faults.deaths(round):
-                self._away[fault.client] = fault.returns - 1
+    def _away(self, round: int) -> set[int]:
+        """Who died in an earlier round and is not back yet; by plan, whether or not the phase ever came."""
+        return {fault.client for fault in self._deaths if fault.round - 1 < round < fault.returns - 1}
+
+    def _wipe(self) -> None:
+        """Forget the disks lost in the last committed round; not before, and again if a kill came between."""
+        for client in self._federation.state.notes.get("wiped", ()):
+            self._held.forget(client)
 
     def _join(self, client: int) -> None:
-        if client in self._joined or client in self._away:
+        if client in self._joined:
             return
         examples, held = self._pool.submit("look", client).result()
         confirmed = self._link.join(client, examples, held)
@@ -74,22 +82,26 @@ class Engine:
 
     def _round(self) -> None:
         federation, number = self._federation, self._federation.next_round
-        for client in [c for c, back in self._away.items() if back <= number]:
-            del self._away[client]
+        away = self._away(number)
+        federation.state.notes.pop("wiped", None)
         for client in federation.cohort(number):
-            self._join(client)
+            if client not in away:
+                self._join(client)
         self._link.open_round(number)
-        self._carry_out(federation.open_round(self._away))
+        self._carry_out(federation.open_round(away))
         while self._work:
             done, _ = wait(self._work, return_when=FIRST_COMPLETED)
             for future in self._order(sorted(done, key=lambda f: self._work[f])):
                 self._carry_out(self._result(self._work.pop(future)[0], future))
         for closing in federation.commit():
             self._close(closing)
+        self._wipe()
 
     def _carry_out(self, commands: list[Command]) -> None:
         for command in commands:
             client = command.client
+            if self._given_up(client):
+                continue
             if isinstance(command, SendModel):
                 self._link.send_model(client)
                 continue
@@ -104,6 +116,11 @@ class Engine:
                 run = self._federation.state.run
                 future = self._pool.submit(phase, run, client, self._federation.next_round)
                 self._work[future] = client, phase
+
+    def _given_up(self, client: int) -> bool:
+        """True once a client failed in this round; what it was asked for before is moot."""
+        round = self._federation.round
+        return round is not None and round.seats[client].state is State.FAULT
 
     @staticmethod
     def _phase(command: AskScore | Train) -> Phase:
@@ -136,9 +153,8 @@ class Engine:
         if fault.dies:
             self._link.drop(fault.client)
             self._joined.discard(fault.client)
-            self._away[fault.client] = fault.returns - 1
             if fault.kind == "wipe":
-                self._held.forget(fault.client)
+                self._federation.state.notes.setdefault("wiped", []).append(fault.client)
         code, detail = _FAULT_CODES[fault.kind]
         if fault.kind == "error":
             self._link.failed(fault.client, code, detail)
@@ -147,6 +163,6 @@ class Engine:
     def _close(self, closing: Closing) -> None:
         self._link.close(closing)
         held = self._held.versions(closing.client)
-        if held.staged is not None and closing.client not in self._away:
+        if held.staged is not None and closing.client in self._joined:
             confirmed = closing.round if closing.accepted else held.current
             self._held.settle(closing.client, self._federation.state.run, confirmed)

@@ -84,7 +84,7 @@ def read_config(folder: Path) -> RunConfig:
         raise RunError(f"{folder} is not a run folder: it has no config.yaml")
     try:
         return RunConfig.model_validate(yaml.safe_load(path.read_text()))
-    except (ValueError, ConfigError) as error:
+    except (ValueError, yaml.YAMLError, ConfigError) as error:
         raise RunError(f"{path} cannot be used: {error}") from None
 
 

@@ -80,5 +80,7 @@ def test_once(
     if evaluator is None:
         return None
     metrics = dict(evaluator.test(federation.arrays()))
-    path.write_text(json.dumps(metrics) + "\n")
+    partial = folder / (TEST_RESULT + ".partial")
+    partial.write_text(json.dumps(metrics) + "\n")
+    partial.rename(path)
     return metrics
