@@ -17,6 +17,7 @@ from typing import Any
 
 import grpc
 
+from fedreuse.client.errors import AgentError
 from fedreuse.client.participant import LocalUpdate, Participant, Score, failure
 from fedreuse.client.session import Action, ClientSession, Closed, DoScore, DoTrain, Stop, Welcomed
 from fedreuse.proto import federation_pb2 as pb
@@ -30,10 +31,6 @@ log = logging.getLogger("fedreuse.client")
 
 _TRY_AGAIN = frozenset({pb.STOPPING, pb.ALREADY_CONNECTED, pb.SILENT, pb.AWAY})
 FIRST_WAIT, LONGEST_WAIT = 0.1, 10.0
-
-
-class AgentError(Exception):
-    """This client cannot take part; the text says why and what to do."""
 
 
 class _ConnectionLostError(Exception):

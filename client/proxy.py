@@ -11,8 +11,9 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from fedreuse.client.batches import has_batch_norm, shuffled
+from fedreuse.client.errors import TaskError
 from fedreuse.client.settings import ClientPlan, ProxySettings
-from fedreuse.client.task import Task, TaskError
+from fedreuse.client.task import Task
 from fedreuse.client.trainer import layout, seed_torch
 from fedreuse.proto.streams import Purpose, stream
 

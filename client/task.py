@@ -17,11 +17,9 @@ from typing import Any, Protocol, cast
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from fedreuse.client.errors import TaskError
+
 ENTRY_POINTS = "fedreuse.tasks"
-
-
-class TaskError(Exception):
-    """A task that cannot be found, loaded or used; the text says which, why and what to do."""
 
 
 @dataclass(frozen=True)

@@ -401,7 +401,14 @@ class Federation:
         )
 
     def flush(self) -> None:
-        """Make rows and events that came after the last commit durable."""
+        """Make rows and events that came after the last commit durable.
+
+        What a broken-off round moved stays counted, but its convention's charges go: the round will be run
+        again, and charged then.
+        """
+        for row in self._rows:
+            if row.round >= self.next_round:
+                row.modelled = None
         if self._rows or self._events:
             self._flush()
 

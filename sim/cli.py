@@ -49,20 +49,17 @@ Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show what the pr
 @contextmanager
 def errors() -> Iterator[None]:
     """Known faults end the command with a sentence and status 1; Ctrl-C with status 130."""
-    from fedreuse.client.agent import AgentError
-    from fedreuse.client.task import TaskError
+    from fedreuse.client.errors import AgentError, TaskError
     from fedreuse.proto.errors import ProtocolError
     from fedreuse.server.store import RunError
     from fedreuse.sim.config import ConfigError
-    from fedreuse.sim.launch import LaunchError
-    from fedreuse.sim.partition import PartitionError
+    from fedreuse.sim.folder import LaunchError
 
     known = (
         AgentError,
         ConfigError,
         LaunchError,
         OSError,
-        PartitionError,
         ProtocolError,
         RunError,
         TaskError,
@@ -155,7 +152,7 @@ def resume(
     """Go on with an interrupted run; it ends as if nothing had happened."""
     _logging(verbose)
     with errors():
-        from fedreuse.sim.run import read_body, read_config
+        from fedreuse.sim.folder import read_body, read_config
 
         resolved = read_config(run)
         body = read_body(run)
@@ -193,9 +190,10 @@ def server(
     """
     _logging(verbose)
     with errors():
+        from fedreuse.sim.folder import read_config
         from fedreuse.sim.roles import exit_with_parent as watch_parent
         from fedreuse.sim.roles import serve
-        from fedreuse.sim.run import create_run, make_task, read_config
+        from fedreuse.sim.run import create_run, make_task
 
         if exit_with_parent:
             watch_parent(os.getppid())
@@ -240,9 +238,10 @@ def client(
     """
     _logging(verbose)
     with errors():
+        from fedreuse.sim.folder import read_config
         from fedreuse.sim.roles import exit_with_parent as watch_parent
         from fedreuse.sim.roles import take_part
-        from fedreuse.sim.run import make_task, read_config
+        from fedreuse.sim.run import make_task
 
         if exit_with_parent:
             watch_parent(os.getppid())
@@ -319,15 +318,16 @@ def compare(
 ) -> None:
     """Modelled against serialized bytes, savings, reuse and accuracy of one or more runs, side by side."""
     with errors():
-        from fedreuse.sim import compare as tables
+        from fedreuse.sim import compare as comparing
+        from fedreuse.sim.tables import render
 
-        comparison = tables.compare(runs)
+        comparison = comparing.compare(runs)
         if as_json:
-            sys.stdout.write(json.dumps(tables.to_json(comparison), indent=2) + "\n")
+            sys.stdout.write(json.dumps(comparing.to_json(comparison), indent=2) + "\n")
         elif as_csv:
-            tables.to_csv(comparison, sys.stdout)
+            comparing.to_csv(comparison, sys.stdout)
         else:
-            tables.render(comparison, out)
+            render(comparison, out)
 
 
 @app.command()
@@ -371,9 +371,10 @@ def _report(folder: Path, summary: dict[str, Any], as_json: bool) -> None:
     if as_json:
         sys.stdout.write(json.dumps(summary, indent=2) + "\n")
         return
-    from fedreuse.sim import compare as tables
+    from fedreuse.sim.compare import compare as read
+    from fedreuse.sim.tables import render
 
-    tables.render(tables.compare([folder]), out)
+    render(read([folder]), out)
     out.print(f"run folder: {folder}")
 
 

@@ -19,16 +19,11 @@ import grpc
 from fedreuse.proto import federation_pb2 as pb
 from fedreuse.proto import transport
 from fedreuse.sim.config import RunConfig
-from fedreuse.sim.roles import ADDRESS_FILE
-from fedreuse.sim.summary import SUMMARY
+from fedreuse.sim.folder import ADDRESS, SUMMARY, LaunchError
 
 START_SECONDS = 120.0
 STOP_SECONDS = 15.0
 LAST_LINES = 12
-
-
-class LaunchError(Exception):
-    """A process of the federation failed; the text says which, and shows the end of its log."""
 
 
 @dataclass
@@ -56,7 +51,7 @@ def launch(
 
     `progress` is called about twice a second with the server's status. Raises LaunchError.
     """
-    (folder / ADDRESS_FILE).unlink(missing_ok=True)
+    (folder / ADDRESS).unlink(missing_ok=True)
     with _children() as start:
         server = start("server", folder, ["server", "--run", str(folder), "--exit-with-parent"])
         address = _wait_for_address(folder, server)
@@ -119,7 +114,7 @@ def _stop(children: list[_Child]) -> None:
 
 
 def _wait_for_address(folder: Path, server: _Child) -> str:
-    path = folder / ADDRESS_FILE
+    path = folder / ADDRESS
     end = time.monotonic() + START_SECONDS
     while time.monotonic() < end:
         if path.exists():

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
+from fedreuse.client.errors import TaskError
 from fedreuse.proto.streams import Purpose, stream
 
 if TYPE_CHECKING:  # configurations need the settings below, and a server's configuration no torch
@@ -31,7 +32,7 @@ MAXIMUM_REDRAWS = 1000
 logger = logging.getLogger(__name__)
 
 
-class PartitionError(Exception):
+class PartitionError(TaskError):
     """Examples that cannot be divided as asked; the text says why and what to change."""
 
 

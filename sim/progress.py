@@ -17,18 +17,18 @@ from rich.progress import (
 
 from fedreuse.proto import federation_pb2 as pb
 
-UNITS = ("B", "kB", "MB", "GB", "TB")
-
 
 def human(count: float | None) -> str:
     """Bytes in decimal units; an absent figure is a dash."""
     if count is None:
         return "—"
-    for unit in UNITS:
-        if abs(count) < 1000 or unit == UNITS[-1]:
-            return f"{count:.0f} B" if unit == "B" else f"{count:.2f} {unit}"
-        count /= 1000
-    raise AssertionError
+    if count < 1000:
+        return f"{count:.0f} B"
+    units = iter(("kB", "MB", "GB", "TB", "PB"))
+    count, unit = count / 1000, next(units)
+    while count >= 999.995:
+        count, unit = count / 1000, next(units)
+    return f"{count:.2f} {unit}"
 
 
 class RunProgress:

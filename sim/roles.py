@@ -26,11 +26,11 @@ from fedreuse.server.federation import Federation
 from fedreuse.server.service import Service
 from fedreuse.sim.config import RunConfig
 from fedreuse.sim.evaluate import TaskEvaluator
+from fedreuse.sim.folder import ADDRESS
 from fedreuse.sim.run import open_federation
 from fedreuse.sim.simulate import finish
 
 log = logging.getLogger("fedreuse")
-ADDRESS_FILE = "server.json"
 
 
 def serve(
@@ -58,7 +58,7 @@ def serve(
             return None
         return finish(folder, config, federation, evaluator)
     finally:
-        (folder / ADDRESS_FILE).unlink(missing_ok=True)
+        (folder / ADDRESS).unlink(missing_ok=True)
         federation.close()
 
 
@@ -75,9 +75,9 @@ async def _serve(
         loop.add_signal_handler(number, service.stop)
 
     def announce(address: str) -> None:
-        partial = folder / (ADDRESS_FILE + ".partial")
+        partial = folder / (ADDRESS + ".partial")
         partial.write_text(json.dumps({"address": address, "pid": os.getpid()}) + "\n")
-        partial.rename(folder / ADDRESS_FILE)
+        partial.rename(folder / ADDRESS)
         listening(address)
 
     return await service.serve(announce)

@@ -12,19 +12,15 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from fedreuse.client.task import Task, TaskContext, load_task
 from fedreuse.client.workbench import initial_weights, schema_of, state_arrays
 from fedreuse.proto import PROTOCOL_VERSION
 from fedreuse.server.federation import TABLE_HEADERS, Evaluator, Federation, new_state
 from fedreuse.server.store import RunError, RunStore
 from fedreuse.server.weights import load_model, save_model
-from fedreuse.sim.config import ConfigError, RunConfig
+from fedreuse.sim.config import RunConfig
+from fedreuse.sim.folder import CONFIG, ENVIRONMENT, INITIAL
 from fedreuse.sim.tasks.images import ImageTask
-
-INITIAL = "initial.safetensors"
-FINAL = "model.safetensors"
 
 
 def make_task(config: RunConfig) -> Task:
@@ -55,7 +51,7 @@ def create_run(config: RunConfig, task: Task | None, model: Path | None = None, 
     `body` is the command that runs it; `resume` reads it back.
     """
     folder = config.folder
-    if (folder / "config.yaml").exists():
+    if (folder / CONFIG).exists():
         raise RunError(
             f"{folder} already holds a run; continue it with `fedreuse resume {folder}` or choose another "
             "with output=FOLDER"
@@ -69,31 +65,12 @@ def create_run(config: RunConfig, task: Task | None, model: Path | None = None, 
         init_model(config, task, folder / INITIAL)
     else:
         raise RunError("a server without a task needs --model FILE, made by `fedreuse init-model`")
-    (folder / "environment.json").write_text(json.dumps(_environment(config, task, body), indent=2) + "\n")
+    (folder / ENVIRONMENT).write_text(json.dumps(_environment(config, task, body), indent=2) + "\n")
     # Last: a folder with config.yaml is complete.
-    partial = folder / "config.yaml.partial"
+    partial = folder / (CONFIG + ".partial")
     partial.write_text(config.to_yaml())
-    partial.rename(folder / "config.yaml")
+    partial.rename(folder / CONFIG)
     return folder
-
-
-def read_config(folder: Path) -> RunConfig:
-    """The resolved configuration of a run. Raises RunError."""
-    path = folder / "config.yaml"
-    if not path.exists():
-        raise RunError(f"{folder} is not a run folder: it has no config.yaml")
-    try:
-        return RunConfig.model_validate(yaml.safe_load(path.read_text()))
-    except (ValueError, yaml.YAMLError, ConfigError) as error:
-        raise RunError(f"{path} cannot be used: {error}") from None
-
-
-def read_body(folder: Path) -> str:
-    """The command that runs a run folder. Raises RunError."""
-    try:
-        return str(json.loads((folder / "environment.json").read_text())["body"])
-    except (OSError, ValueError, KeyError) as error:
-        raise RunError(f"{folder / 'environment.json'} cannot be read: {error!r}") from None
 
 
 def open_federation(folder: Path, config: RunConfig, evaluator: Evaluator | None) -> Federation:

@@ -16,13 +16,12 @@ from fedreuse.server.weights import save_model
 from fedreuse.sim.config import RunConfig
 from fedreuse.sim.engine import Engine
 from fedreuse.sim.evaluate import TaskEvaluator
+from fedreuse.sim.folder import FINAL, TEST_RESULT
 from fedreuse.sim.links import DirectLink, WireLink
 from fedreuse.sim.pool import InlinePool, Pool, ProcessPool
-from fedreuse.sim.run import FINAL, make_task, open_federation
+from fedreuse.sim.run import make_task, open_federation
 from fedreuse.sim.summary import summarise, write_summary
 from fedreuse.sim.worker import Worker
-
-TEST_RESULT = "test.json"
 
 
 def simulate(

@@ -14,8 +14,7 @@ from fedreuse.server.federation import CAUSES
 from fedreuse.server.store import RunError
 from fedreuse.server.weights import load_model
 from fedreuse.sim.config import RunConfig
-
-SUMMARY = "summary.json"
+from fedreuse.sim.folder import INITIAL, SUMMARY
 
 
 def read_rows(folder: Path) -> Iterator[Row]:
@@ -50,7 +49,7 @@ def summarise(folder: Path, config: RunConfig, test: dict[str, float] | None) ->
     rounds = read_rounds(folder)
     totals = Totals()
     totals.add(read_rows(folder))
-    schema, _ = load_model(folder / "initial.safetensors")
+    schema, _ = load_model(folder / INITIAL)
     dense = modelled.dense_bytes((t.size, t.width) for t in schema.tensors)
     selected = _sum(rounds, "selected")
     up, down = totals.layers("up"), totals.layers("down")

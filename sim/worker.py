@@ -22,7 +22,8 @@ from fedreuse.proto.schema import Schema
 from fedreuse.server.store import read_weights
 from fedreuse.server.weights import load_model
 from fedreuse.sim.config import RunConfig
-from fedreuse.sim.run import INITIAL, make_task
+from fedreuse.sim.folder import INITIAL
+from fedreuse.sim.run import make_task
 
 Read = Callable[[], tuple[int, NDArray[np.uint8]]]
 

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 import yaml
+from typer.testing import CliRunner
+
 from fedreuse.sim import cli
 from fedreuse.sim.config import load_config
 from fedreuse.sim.recipes import RECIPES
-from typer.testing import CliRunner
 
 TINY = ["rounds=2", "clients.total=4", "clients.per_round=2", "sim.workers=1"]
 
@@ -68,7 +69,7 @@ def test_a_mistake_is_one_sentence(case):
     assert not missing, text
 
 
-def test_sim_runs_and_reports(tmp_path):
+def test_sim_runs_and_reports():
     result = call("sim", *TINY, "--json", "output=run")
     assert result.exit_code == 0, result.output
     summary = json.loads(result.stdout)
@@ -84,7 +85,7 @@ def test_sim_runs_and_reports(tmp_path):
 
 
 @pytest.mark.parametrize("method", RECIPES)
-def test_init_writes_the_defaults_of_a_method(method, tmp_path):
+def test_init_writes_the_defaults_of_a_method(method):
     assert call("init", "run.yaml", "--method", method).exit_code == 0
     assert load_config(Path("run.yaml")) == load_config(None, [f"method={method}"])
     assert call("init", "run.yaml").exit_code == 1  # never overwrites

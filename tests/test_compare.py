@@ -20,16 +20,10 @@ from fedreuse.proto.schema import INTEGER_BUFFER, PARAMETER, Schema, TensorSpec
 from fedreuse.proto.streams import cohort
 from fedreuse.server.store import RunError
 from fedreuse.server.weights import save_model
-from fedreuse.sim.compare import (
-    Run,
-    always_reuse_ceiling,
-    compare,
-    render,
-    score_histogram,
-    to_csv,
-    to_json,
-)
+from fedreuse.sim.compare import Run, compare, to_csv, to_json
 from fedreuse.sim.config import RunConfig, load_config
+from fedreuse.sim.reuse import always_reuse_ceiling, score_histogram
+from fedreuse.sim.tables import render
 
 # A run of three rounds with two of four clients. B0 = 10 * 4 + 2 * 4 + 8 = 56 bytes, so m B0 = 6 * 56 = 336
 # over the run. An update is charged 40 bytes. Client 1 is lost in round 2 after a refused update and client 3

@@ -22,7 +22,6 @@ import torch
 from support import (
     Grid,
     Line,
-    LineModel,
     completed,
     decisions,
     events,
@@ -44,9 +43,10 @@ from fedreuse.server.weights import load_model
 from fedreuse.sim.config import RunConfig
 from fedreuse.sim.engine import Engine
 from fedreuse.sim.evaluate import TaskEvaluator
+from fedreuse.sim.folder import read_config
 from fedreuse.sim.links import DirectLink
 from fedreuse.sim.pool import InlinePool
-from fedreuse.sim.run import create_run, make_task, open_federation, read_config
+from fedreuse.sim.run import create_run, make_task, open_federation
 from fedreuse.sim.simulate import finish, simulate
 from fedreuse.sim.worker import Worker
 

@@ -14,11 +14,12 @@ from support import CPU, Grid, GridModel, Line, LineModel, plan_of, ready, task_
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fedreuse.client.errors import TaskError
 from fedreuse.client.held import HeldStore
 from fedreuse.client.participant import Participant
 from fedreuse.client.proxy import discrepancy, head_gradient, head_parameters, refreshed
 from fedreuse.client.settings import ClientPlan, ProxySettings
-from fedreuse.client.task import Task, TaskError
+from fedreuse.client.task import Task
 from fedreuse.proto.streams import Purpose, stream
 
 GATE, REFRESH = Purpose.PROXY_GATE, Purpose.PROXY_REFRESH

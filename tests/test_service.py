@@ -7,12 +7,12 @@ import csv
 
 import grpc
 import pytest
-from fedreuse.server import service
 from wire import QUICK, RawClient, make_update, serving
 
 from fedreuse.proto import federation_pb2 as pb
 from fedreuse.proto import transport
 from fedreuse.proto.faults import Fault
+from fedreuse.server import service
 
 
 async def honest(running, indices, **kwargs):

@@ -21,7 +21,8 @@ from torch import nn
 from torch.utils.data import TensorDataset
 from torchvision import datasets
 
-from fedreuse.client.task import TaskContext, TaskError, load_task
+from fedreuse.client.errors import TaskError
+from fedreuse.client.task import TaskContext, load_task
 from fedreuse.sim.models import ShallowCNN
 from fedreuse.sim.partition import PartitionSettings
 from fedreuse.sim.tasks.digits import Digits

@@ -13,6 +13,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+
 from fedreuse.proto.ledger import LAYERS
 from fedreuse.sim.config import load_config
 from fedreuse.sim.launch import launch

@@ -14,11 +14,11 @@ from torch.nn import functional
 from torch.utils.data import Dataset, TensorDataset
 
 from fedreuse.client.batches import fetch
-from fedreuse.client.task import TaskContext, TaskError
+from fedreuse.client.errors import TaskError
+from fedreuse.client.task import TaskContext
 from fedreuse.sim.models import ShallowCNN
 from fedreuse.sim.partition import (
     Indices,
-    PartitionError,
     PartitionSettings,
     partition,
     partition_hash,
@@ -54,16 +54,13 @@ class ImageTask:
         self.seed = context.seed
         self.classes = classes
         self._test = test
-        try:
-            self.used = _used(train.labels, context)
-            self._train = _take(train, self.used)
-            self.parts = partition(self._train.labels, context.clients, _settings(context), self.seed)
-            sizes = [len(part) - validation_size(len(part)) for part in self.parts]
-            if 1 in sizes:
-                with torch.random.fork_rng(devices=[]):  # this model is only looked at
-                    refuse_single_example_clients(sizes, self.model())
-        except PartitionError as error:
-            raise TaskError(str(error)) from error
+        self.used = _used(train.labels, context)
+        self._train = _take(train, self.used)
+        self.parts = partition(self._train.labels, context.clients, _settings(context), self.seed)
+        sizes = [len(part) - validation_size(len(part)) for part in self.parts]
+        if 1 in sizes:
+            with torch.random.fork_rng(devices=[]):  # this model is only looked at
+                refuse_single_example_clients(sizes, self.model())
         self.mean, self.std = _moments(self._train.images)
 
     def model(self) -> nn.Module:

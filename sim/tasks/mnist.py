@@ -19,7 +19,8 @@ from tempfile import TemporaryDirectory
 import numpy as np
 from numpy.typing import NDArray
 
-from fedreuse.client.task import TaskContext, TaskError
+from fedreuse.client.errors import TaskError
+from fedreuse.client.task import TaskContext
 from fedreuse.sim.tasks.images import ImageTask, LabelledImages
 
 SIZE = 28

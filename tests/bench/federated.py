@@ -62,18 +62,15 @@ async def serve(model: str, rounds: int, folder: Path) -> None:
         state,
     )
     meters: list[Meter] = []
-    peaks: dict[str, int] = {}
 
     def committed(row: dict[str, Any]) -> None:
-        meters[0].mark()
-        if row["round"] == rounds:
-            peaks.update(meters[0].peaks())
+        meters[0].mark(last=row["round"] == rounds)
 
     service = Service(federation, ClientPlan(seed=0).to_proto(), ServerSettings(), committed=committed)
     await service.serve(lambda address: meters.append(meet(address)))
     federation.close()
     moved = float(np.mean(state.flat.view(np.float32) - start.view(np.float32), dtype=np.float64))
-    tell({**meters[0].rounds(), **peaks, "moved": moved, **_bytes(folder)})
+    tell({**meters[0].results(), "moved": moved, **_bytes(folder)})
 
 
 def _schema(model: str) -> Schema:

@@ -50,7 +50,7 @@ class Server:
         self._sum = np.zeros_like(self.model)
         self.left -= 1
         self._reply = self.model.tobytes() if self.left else b""
-        self.meter.mark()
+        self.meter.mark(last=not self.left)
         if not self.left:
             self.finished.set()
 
@@ -64,10 +64,9 @@ def serve(model: str, rounds: int) -> None:
     floor.meter = meet(f"127.0.0.1:{port}")
     server.start()
     floor.finished.wait()
-    peaks = floor.meter.peaks()
     server.stop(5).wait()
     moved = float(np.mean(floor.model - floor.start, dtype=np.float64))
-    tell({**floor.meter.rounds(), **peaks, "moved": moved})
+    tell({**floor.meter.results(), "moved": moved})
 
 
 def take_part(address: str, client: int) -> None:

@@ -13,26 +13,27 @@ from typing import Any
 
 
 class Meter:
-    """`mark` is called at the end of every round; `peaks` while the clients still run."""
+    """`mark` is called at the end of every round, the last time while the clients still run."""
 
     def __init__(self, clients: Sequence[int]) -> None:
         self._clients = clients
         self._clocks = [_cpu_clock(pid) for pid in clients]
         self._marks: list[tuple[float, float, float]] = []
+        self._peaks: dict[str, int] = {}
 
-    def mark(self) -> None:
+    def mark(self, *, last: bool) -> None:
         clients = sum(map(time.clock_gettime, self._clocks))
         self._marks.append((time.monotonic(), time.process_time(), clients))
+        if last:
+            self._peaks = {"server_rss": _peak(os.getpid()), "client_rss": sum(map(_peak, self._clients))}
 
-    def peaks(self) -> dict[str, int]:
-        """Peak resident bytes of the server, and of all clients together."""
-        return {"server_rss": _peak(os.getpid()), "client_rss": sum(map(_peak, self._clients))}
-
-    def rounds(self) -> dict[str, list[float]]:
-        """Seconds from mark to mark: the first round, which connects and imports, is not among them."""
+    def results(self) -> dict[str, Any]:
+        """Seconds from mark to mark (the first round, which connects and imports, is not among them), and
+        peak resident bytes of the server and of all clients together."""
         pairs = list(zip(self._marks, self._marks[1:], strict=False))
         columns = enumerate(("wall", "server_cpu", "client_cpu"))
-        return {name: [after[i] - before[i] for before, after in pairs] for i, name in columns}
+        rounds = {name: [after[i] - before[i] for before, after in pairs] for i, name in columns}
+        return {**rounds, **self._peaks}
 
 
 def meet(address: str) -> Meter:
