@@ -7,7 +7,11 @@ from __future__ import annotations
 
 import csv
 import json
+import multiprocessing
+import os
+import signal
 from collections.abc import Iterable, Mapping
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +21,21 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import Dataset, TensorDataset
 
+from fedreuse.client.held import HeldStore
 from fedreuse.client.settings import ClientPlan, ProxySettings, TrainSettings
 from fedreuse.client.task import Task, TaskContext
 from fedreuse.client.workbench import Workbench, initial_weights, schema_of, state_arrays
 from fedreuse.proto.codec import Payload, dense_payload
 from fedreuse.proto.ledger import Row
 from fedreuse.proto.schema import Schema
+from fedreuse.server.store import RunStore
 from fedreuse.server.weights import load_model
+from fedreuse.sim import simulate as simulation
 from fedreuse.sim.config import RunConfig, load_config
+from fedreuse.sim.folder import read_config
 from fedreuse.sim.run import create_run, make_task
 from fedreuse.sim.simulate import simulate
+from fedreuse.sim.worker import Worker
 
 CPU = torch.device("cpu")
 VALIDATION, TEST = 1000, 2000
@@ -110,6 +119,14 @@ class Line(Classification):
     def _inputs(self, rng: np.random.Generator, sign: np.ndarray, name: int) -> np.ndarray:
         direction = np.array([1.0, np.sin(name), 0.3])
         return rng.normal(size=(len(sign), 3)) + sign[:, None] * direction
+
+
+class Located(Line):
+    """As `Line`; task option `pids` is a folder where each training leaves its process's number."""
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        (Path(self._context.options["pids"]) / str(os.getpid())).touch()
+        return super().loss(model, batch)
 
 
 class Grid(Classification):
@@ -217,3 +234,48 @@ class Ledger:
 
     def write(self, row: Row) -> None:
         self.written.append(row)
+
+
+# ---------------------------------------------------------------- killed runs
+
+STEPS: dict[str, tuple[Any, str]] = {
+    "commit": (RunStore, "commit"),
+    "score": (Worker, "score"),
+    "train": (Worker, "train"),
+    "stage": (HeldStore, "stage"),
+    "settle": (HeldStore, "settle"),
+    "forget": (HeldStore, "forget"),
+    "final model": (simulation, "save_model"),
+    "test": (simulation, "test_once"),
+    "summary": (simulation, "write_summary"),
+}
+
+
+def go_on(folder: Path, wire: bool = False, death: tuple[str, str, int] | None = None) -> None:
+    """Run a folder to its end; with a death (step, "before" or "after", n) only to the n-th call of that step."""
+    if death is not None:
+        step, moment, last = death
+        owner, name = STEPS[step]
+        real, calls = getattr(owner, name), 0
+
+        def deadly(*args: Any, **kwargs: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if (moment, calls) == ("before", last):
+                os.kill(os.getpid(), signal.SIGKILL)
+            result = real(*args, **kwargs)
+            if (moment, calls) == ("after", last):
+                os.kill(os.getpid(), signal.SIGKILL)
+            return result
+
+        setattr(owner, name, deadly)
+    simulate(folder, read_config(folder), wire=wire)
+
+
+def child(folder: Path, wire: bool = False, death: tuple[str, str, int] | None = None) -> BaseProcess:
+    """`go_on` in a process of its own, started from a server that has torch loaded already."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["fedreuse.sim.worker"])
+    process = context.Process(target=go_on, args=(folder, wire, death))
+    process.start()
+    return process

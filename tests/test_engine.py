@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import json
 import math
+import pickle
 import random
+import signal
+import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -22,10 +25,12 @@ import torch
 from support import (
     Grid,
     Line,
+    child,
     completed,
     decisions,
     events,
     final_state,
+    go_on,
     small_config,
     table,
     task_of,
@@ -35,7 +40,9 @@ from torch.nn import functional
 from fedreuse.client.held import HeldStore
 from fedreuse.client.participant import Participant
 from fedreuse.client.workbench import Workbench
+from fedreuse.proto import federation_pb2 as pb
 from fedreuse.proto.codec import decode, dense_payload
+from fedreuse.proto.errors import ProtocolError
 from fedreuse.proto.schema import FLOAT_BUFFER, PARAMETER
 from fedreuse.proto.streams import Purpose, stream
 from fedreuse.server.store import RunError
@@ -103,6 +110,26 @@ def assert_twins(one: Path, other: Path) -> None:
     assert decisions(one) == decisions(other)
     assert rounds_without_wire(one) == rounds_without_wire(other)
     assert modelled_rows(one) == modelled_rows(other)
+
+
+def picklable(error: Exception) -> bool:
+    try:
+        return str(pickle.loads(pickle.dumps(error))) == str(error)
+    except TypeError:
+        return False
+
+
+across_processes = pytest.mark.skipif(
+    not picklable(ProtocolError(pb.NOT_FINITE, "tensor 'w'")), reason="a refusal cannot leave its process"
+)
+
+
+@pytest.mark.xfail(
+    strict=True, reason="ProtocolError hands only its detail to Exception, so it cannot be unpickled"
+)
+def test_a_refusal_survives_the_way_from_a_worker_process() -> None:
+    # A worker's exception that cannot be read breaks the whole pool.
+    assert picklable(ProtocolError(pb.NOT_FINITE, "tensor 'w' contains NaN or Inf"))
 
 
 # The twin
@@ -579,7 +606,7 @@ def test_a_client_given_up_while_scored_for_study_does_not_train(
     assert int(table(folder)[3]["uplink_modelled"]) == 2 * B
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=across_processes)])
 def test_a_client_whose_training_diverges_is_a_fault(tmp_path: Path, workers: int) -> None:
     config = small_config(
         tmp_path / "run", *ALL, "task.options.wild=[1]", "rounds=2", f"sim.workers={workers}", method="fedavg"
@@ -622,6 +649,118 @@ def test_the_model_after_a_fault_is_the_weighted_sum_of_what_counted(tmp_path: P
         w2 = w1 + 6 / 14 * second[0] + 8 / 14 * second[1]
     _, final = load_model(config.folder / "model.safetensors")
     np.testing.assert_allclose(final.view(np.float32), w2, rtol=1e-5, atol=1e-6)
+
+
+# Killed and resumed
+
+DEATHS = [
+    ("commit", "before", 1),  # while the folder is made
+    ("commit", "after", 1),
+    ("train", "after", 2),  # in the middle of round 1
+    ("commit", "before", 1),  # round 1 aggregated, but not durable
+    ("commit", "after", 1),  # round 1 durable, but no client knows
+    ("stage", "before", 1),
+    ("stage", "after", 1),
+    ("settle", "after", 5),
+    ("forget", "before", 1),  # a wiped disk, not wiped yet
+    ("forget", "after", 1),
+    ("score", "after", 2),
+    ("commit", "after", 2),
+    ("settle", "before", 6),
+    ("final model", "before", 1),
+    ("test", "before", 1),
+    ("test", "after", 1),
+    ("summary", "before", 1),
+]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Path]:
+    """The run with faults, without and with messages, to its end in one go."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    name = "line with faults"
+    return {wire: completed(case(name, folder / f"wire {wire}"), wire=wire) for wire in (False, True)}
+
+
+def assert_like(folder: Path, undisturbed: Path, wire: bool) -> None:
+    assert_twins(folder, undisturbed)
+    assert table(folder) == table(undisturbed)
+    for name in ("model.safetensors", "test.json"):
+        assert (folder / name).read_bytes() == (undisturbed / name).read_bytes()
+    if not wire:
+        for name in ("bytes.csv", "summary.json"):
+            assert (folder / name).read_bytes() == (undisturbed / name).read_bytes()
+
+
+def test_killed_at_every_kind_of_moment_and_resumed(
+    tmp_path: Path, undisturbed: dict[bool, Path], wire: bool
+) -> None:
+    config = case("line with faults", tmp_path / "run")
+    folder = create_run(config, make_task(config))
+    for death in DEATHS:
+        process = child(folder, wire, death)
+        process.join()
+        assert process.exitcode == -signal.SIGKILL, death
+    go_on(folder, wire)
+    assert_like(folder, undisturbed[wire], wire)
+
+
+def lines(path: Path) -> int:
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def test_killed_at_random_moments_and_resumed(tmp_path: Path, undisturbed: dict[bool, Path]) -> None:
+    config = case("line with faults", tmp_path / "run")
+    folder, rng, kills = create_run(config, make_task(config)), random.Random(1), 0
+    while True:
+        process, before = child(folder), lines(folder / "rounds.csv")
+        while process.is_alive() and lines(folder / "rounds.csv") <= before + 1:
+            time.sleep(0.001)
+        time.sleep(0.05 * rng.random())
+        process.kill()
+        process.join()
+        if process.exitcode == 0:
+            break
+        kills += 1
+    assert kills >= 3
+    assert_like(folder, undisturbed[False], wire=False)
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks processes up in /proc")
+def test_workers_do_not_outlive_a_killed_simulation(tmp_path: Path) -> None:
+    (pids := tmp_path / "pids").mkdir()
+    config = small_config(
+        tmp_path / "run",
+        *LINE,
+        "rounds=500",
+        "sim.workers=2",
+        f"task.options.pids={pids}",
+        task="support:Located",
+    )
+    folder = create_run(config, make_task(config))
+    process = child(folder)
+    deadline = time.monotonic() + 60
+    while (lines(folder / "rounds.csv") < 3 or len(list(pids.iterdir())) < 2) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    process.kill()
+    process.join()
+    workers = [int(path.name) for path in pids.iterdir()]
+    assert len(workers) == 2
+    assert process.pid not in workers
+    while any(map(alive, workers)) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not any(map(alive, workers))
+    # The folder is free again, and the rounds that were committed are there.
+    federation = open_federation(folder, config, None)
+    assert federation.next_round == lines(folder / "rounds.csv") - 1 >= 2
+    federation.close()
 
 
 # The end of a run

@@ -708,6 +708,23 @@ def test_an_aggregate_that_overflows_has_no_effect(tmp_path: Path) -> None:
     assert numbers(federation, "w")[0] == 0.0
 
 
+@pytest.mark.filterwarnings("ignore:overflow:RuntimeWarning")
+def test_an_overflowing_round_bridges_nobody(tmp_path: Path) -> None:
+    federation = joined(opened(tmp_path, plan(total=2, per_round=2), weights=3e38), [0, 1])
+    start(federation)
+    deliver(federation, 0, {})
+    deliver(federation, 1, {})
+    federation.commit()
+    start(federation, absent=[1])
+    score(federation, 0, 1.0, 0)
+    deliver(federation, 0, {0: 3e38})  # half of it is 1.5e38, and the largest float32 3.4e38
+    federation.commit()
+    first, second = rows(tmp_path, "rounds.csv")
+    assert (first["fresh"], first["void"]) == ("2", "")
+    assert (second["fault"], second["void"]) == ("1", "the aggregate overflowed to NaN or Inf")
+    assert second["bridged"] == "0"
+
+
 def test_a_round_below_the_minimum_has_no_effect(tmp_path: Path) -> None:
     federation = joined(opened(tmp_path, plan(minimum=3)))
     start(federation, absent=[2, 3, 4])
@@ -758,6 +775,18 @@ def test_a_loss_that_is_no_number_is_left_out(tmp_path: Path) -> None:
     federation.commit()
     assert rows(tmp_path, "rounds.csv")[0]["train_loss"] == ""
     assert [e["train_loss"] for e in events(tmp_path) if e["type"] == "update"] == [None, 1.0]
+
+
+def test_causes_are_counted_for_the_fresh_alone(tmp_path: Path) -> None:
+    federation = joined(opened(tmp_path))
+    start(federation)
+    deliver(federation, 0, {})
+    deliver(federation, 1, {})
+    federation.fail(2, pb.CLIENT_FAILED, "told to train, and failed")
+    federation.deadline()
+    federation.commit()
+    (row,) = rows(tmp_path, "rounds.csv")
+    assert (row["fresh"], row["cacheless"], row["fault"]) == ("2", "2", "3")
 
 
 def test_a_foreign_signature_costs_the_cache(tmp_path: Path) -> None:

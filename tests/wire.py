@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 import numpy as np
 
+from fedreuse.client.settings import ClientPlan, CompressorSettings
 from fedreuse.proto import PROTOCOL_VERSION, transport
 from fedreuse.proto import federation_pb2 as pb
 from fedreuse.proto.codec import encode, transfer_header
@@ -32,6 +33,7 @@ SCHEMA = Schema.of(
     ]
 )
 RATIO = 0.2
+PLAN = ClientPlan(seed=1, compressor=CompressorSettings(kind="topk", ratio=RATIO))
 QUICK = ServerSettings(join_deadline=20, round_deadline=20, rejoin_grace=0.2, heartbeat=5)
 
 
@@ -185,7 +187,7 @@ async def serving(
         store,
         state,
     )
-    service = Service(federation, pb.ClientPlan(seed=1, keep_ratio=RATIO), settings, faults)
+    service = Service(federation, PLAN.to_proto(), settings, faults)
     address: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     task = asyncio.create_task(service.serve(address.set_result))
     await asyncio.wait({task, address}, return_when=asyncio.FIRST_COMPLETED)
