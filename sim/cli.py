@@ -374,8 +374,8 @@ def _report(folder: Path, summary: dict[str, Any], as_json: bool) -> None:
     from fedreuse.sim.compare import compare as read
     from fedreuse.sim.tables import render
 
-    render(read([folder]), out)
-    out.print(f"run folder: {folder}")
+    render(read([folder]), out, brief=True)
+    out.print(f"more: `fedreuse compare {folder}`", highlight=False, soft_wrap=True)
 
 
 def _listening(folder: Path) -> Any:

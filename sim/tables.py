@@ -35,8 +35,8 @@ EXPLANATIONS = {
 }
 
 
-def render(comparison: Comparison, console: Console) -> None:
-    """Print everything as tables that fit the console's width."""
+def render(comparison: Comparison, console: Console, *, brief: bool = False) -> None:
+    """Print everything as tables that fit the console's width; `brief` leaves out kinds and explanations."""
     page, runs = _Page(console), comparison.runs
     marks = [f"{n}" for n in range(1, len(runs) + 1)] if len(runs) > 1 else ["Run:"]
     page.list((mark, _title(run, page)) for mark, run in zip(marks, runs, strict=True))
@@ -46,6 +46,8 @@ def render(comparison: Comparison, console: Console) -> None:
     if len(runs) > 1:
         heads = [f"{mark}\n{head}" for mark, head in zip(marks, heads, strict=True)]
     page.table(heads, _side_by_side(runs, page))
+    if brief:
+        return
     for mark, run in zip(marks, runs, strict=True):
         page.heading(f"{mark} {run.name}, by kind of message")
         page.table(["count", *LAYERS, "payload\nratio", "grpc\nratio"], list(_kinds(run, page)))

@@ -6,12 +6,16 @@ import asyncio
 import csv
 
 import grpc
+import numpy as np
 import pytest
+import wire
 from wire import QUICK, RawClient, make_update, serving
 
 from fedreuse.proto import federation_pb2 as pb
 from fedreuse.proto import transport
+from fedreuse.proto.codec import encode, transfer_header
 from fedreuse.proto.faults import Fault
+from fedreuse.proto.schema import PARAMETER, Schema, TensorSpec
 from fedreuse.server import service
 
 
@@ -404,3 +408,22 @@ async def test_a_stopped_server_says_so_and_goes_on_later(tmp_path):
         await asyncio.gather(*await honest(running, range(3)))
         assert await running.task is True
         assert running.federation.arrays()["weight"].max() == 4.0
+
+
+async def test_a_model_of_a_hundred_megabytes_goes_through_with_default_settings(tmp_path, monkeypatch):
+    """25,600,000 float32 parameters, the size of a ResNet-50: 98 chunks each way, no message limit met."""
+    schema = Schema.of([TensorSpec("weight", "float32", (25_600_000,), PARAMETER)])
+    monkeypatch.setattr(wire, "SCHEMA", schema)
+    monkeypatch.setattr(wire, "RATIO", 1.0)
+    zeros = {"weight": np.zeros(25_600_000, np.float32)}
+    async with serving(tmp_path, clients=1, rounds=1, zeros=zeros) as running, running.client() as client:
+        await client.join(0)
+        model = await client.hear("model")
+        assert model.sizes.payload == 102_400_000
+        assert model.sizes.grpc - model.sizes.message == 5 * (1 + 98)  # 97.66 MiB in chunks of one
+        await client.hear("train_order")
+        payload = encode(schema, {0: np.ones(25_600_000, np.float32)}, lambda _: 25_600_000)
+        message = pb.SparseUpdate(round=0, transfer=transfer_header(schema, payload), steps=1)
+        await client.say("update", message, bytes(payload.body))
+        await client.work()
+        assert running.federation.arrays()["weight"].sum() == 25_600_000

@@ -161,12 +161,12 @@ async def serving(
     gate: str = "none",
     settings: ServerSettings = QUICK,
     faults: tuple[Any, ...] = (),
+    zeros: dict[str, Any] | None = None,
     **extra: Any,
 ) -> AsyncIterator[Running]:
     """A federation of `clients`, all selected each round."""
-    flat = SCHEMA.flatten(
-        {"weight": np.zeros((4, 5), np.float32), "mean": np.zeros(5, np.float32), "steps": np.array(7)}
-    )
+    start = {"weight": np.zeros((4, 5), np.float32), "mean": np.zeros(5, np.float32), "steps": np.array(7)}
+    flat = SCHEMA.flatten(zeros or start)
     store = RunStore(folder)
     state = store.load()
     if state is None:
