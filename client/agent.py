@@ -185,8 +185,9 @@ class Agent:
         session = connection.session
         assert session.plan is not None
         confirmed = welcome.confirmed_round if welcome.HasField("confirmed_round") else None
+        pending = welcome.pending_round if welcome.HasField("pending_round") else None
         try:
-            self._participant.welcome(session.run, session.schema, session.plan, confirmed)
+            self._participant.welcome(session.run, session.schema, session.plan, confirmed, pending)
         except ProtocolError as error:
             raise AgentError(f"client {self.client}: {error}") from None
         self._welcomed = True

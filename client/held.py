@@ -107,13 +107,17 @@ class HeldStore:
             held = Held(run)
         self._write(client, replace(held, staged=round), {f"{client}/{1 - held.slot}": save(tensors)})
 
-    def settle(self, client: int, run: str, confirmed: int | None) -> None:
+    def settle(self, client: int, run: str, confirmed: int | None, pending: int | None = None) -> None:
         """Reconcile with the round of the update that the server holds for this client.
 
         The staged version becomes current if it is the confirmed one; the current one stays if it is;
-        anything else is dropped.
+        anything else is dropped. A version staged for the open round `pending` waits for that round's end.
         """
         held = self.versions(client)
+        if held.run == run and held.staged is not None and held.staged == pending:
+            if held.current != confirmed:
+                self._write(client, replace(held, current=None), {f"{client}/{held.slot}": None})
+            return
         if held.run != run or confirmed is None:
             settled = Held(run)
         elif held.staged == confirmed:

@@ -53,10 +53,15 @@ class Participant:
     def versions(self) -> Held:
         return self._held.versions(self.client)
 
-    def welcome(self, run: str, schema: Schema, plan: ClientPlan, confirmed: int | None) -> None:
-        """Enter run `run`; the server holds this client's update of round `confirmed`."""
+    def welcome(
+        self, run: str, schema: Schema, plan: ClientPlan, confirmed: int | None, pending: int | None = None
+    ) -> None:
+        """Enter run `run`; the server holds this client's update of round `confirmed`.
+
+        `pending` is the open round if an update of this client is due in it or has arrived.
+        """
         self.enter(run, schema, plan)
-        self._held.settle(self.client, run, confirmed)
+        self._held.settle(self.client, run, confirmed, pending)
 
     def enter(self, run: str, schema: Schema, plan: ClientPlan) -> None:
         """Get ready to work for a run, leaving held state as it is."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 
 from fedreuse.proto import federation_pb2 as pb
 from fedreuse.proto.errors import ProtocolError
@@ -19,9 +19,9 @@ class TrainSettings(_Part):
 
     local_epochs: int = Field(3, ge=1, le=10_000, description="E")
     batch_size: int = Field(128, ge=1, le=1 << 20)
-    learning_rate: float = Field(0.05, gt=0, description="ηc")
-    momentum: float = Field(0.9, ge=0, lt=1)
-    weight_decay: float = Field(1e-4, ge=0)
+    learning_rate: FiniteFloat = Field(0.05, gt=0, description="ηc")
+    momentum: FiniteFloat = Field(0.9, ge=0, lt=1)
+    weight_decay: FiniteFloat = Field(1e-4, ge=0)
     memory_format: Literal["contiguous", "channels_last"] = "channels_last"
     amp: bool = Field(False, description="mixed precision on CUDA devices")
 
@@ -30,14 +30,14 @@ class ObjectiveSettings(_Part):
     """kind "plain": F_i(w); "proximal": F_i(w) + mu/2 ||w - w_t||^2 (DG paper, Eq. 5)."""
 
     kind: Literal["plain", "proximal"] = "plain"
-    mu: float = Field(0.0, ge=0)
+    mu: FiniteFloat = Field(0.0, ge=0)
 
 
 class CompressorSettings(_Part):
     """kind "dense" sends the whole delta, "topk" the share `ratio` of each tensor (DG paper, Eq. 9)."""
 
     kind: Literal["dense", "topk"] = "dense"
-    ratio: float = Field(0.2, gt=0, le=1, description="r")
+    ratio: FiniteFloat = Field(0.2, gt=0, le=1, description="r")
 
     @property
     def keep_ratio(self) -> float:
@@ -49,7 +49,7 @@ class ProxySettings(_Part):
 
     batches: int = Field(5, ge=1, le=10_000)
     batch_size: int = Field(64, ge=1, le=1 << 20)
-    keep: float = Field(0.9, ge=0, lt=1, description="signature = keep * old + (1 - keep) * refresh")
+    keep: FiniteFloat = Field(0.9, ge=0, lt=1, description="signature = keep * old + (1 - keep) * refresh")
     head: tuple[str, ...] = Field(("classifier", "fc"), min_length=1)
 
 

@@ -1,5 +1,7 @@
 """Faults that cross the wire, each with the protocol's machine-readable code."""
 
+from __future__ import annotations
+
 from fedreuse.proto import federation_pb2 as pb
 
 SESSION_CODES_FROM = 100
@@ -16,6 +18,10 @@ class ProtocolError(Exception):
         super().__init__(detail)
         self.code = code
         self.detail = detail
+
+    def __reduce__(self) -> tuple[type[ProtocolError], tuple[pb.Code, str]]:
+        # It crosses process boundaries, and Exception would hand on the detail alone.
+        return ProtocolError, (self.code, self.detail)
 
     def __str__(self) -> str:
         return f"{code_name(self.code)}: {self.detail}"

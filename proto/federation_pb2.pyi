@@ -51,6 +51,7 @@ class Code(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     CLIENT_FAILED: _ClassVar[Code]
     TOO_FEW_CONTRIBUTIONS: _ClassVar[Code]
     WRONG_CONTENT: _ClassVar[Code]
+    OVERFLOW: _ClassVar[Code]
     FINISHED: _ClassVar[Code]
     VERSION_MISMATCH: _ClassVar[Code]
     SCHEMA_MISMATCH: _ClassVar[Code]
@@ -91,6 +92,7 @@ ABSENT: Code
 CLIENT_FAILED: Code
 TOO_FEW_CONTRIBUTIONS: Code
 WRONG_CONTENT: Code
+OVERFLOW: Code
 FINISHED: Code
 VERSION_MISMATCH: Code
 SCHEMA_MISMATCH: Code
@@ -171,7 +173,7 @@ class Join(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., client: _Optional[int] = ..., examples: _Optional[int] = ..., instance: _Optional[int] = ..., run: _Optional[str] = ..., held_round: _Optional[int] = ..., staged_round: _Optional[int] = ..., open_round: _Optional[int] = ..., previous_session: _Optional[int] = ..., previous_received: _Optional[int] = ..., software: _Optional[str] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("protocol_version", "run", "session", "schema", "plan", "confirmed_round", "rounds", "heartbeat_seconds", "previous_received")
+    __slots__ = ("protocol_version", "run", "session", "schema", "plan", "confirmed_round", "rounds", "heartbeat_seconds", "previous_received", "pending_round")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     RUN_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
@@ -181,6 +183,7 @@ class Welcome(_message.Message):
     ROUNDS_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     PREVIOUS_RECEIVED_FIELD_NUMBER: _ClassVar[int]
+    PENDING_ROUND_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     run: str
     session: int
@@ -190,7 +193,8 @@ class Welcome(_message.Message):
     rounds: int
     heartbeat_seconds: float
     previous_received: int
-    def __init__(self, protocol_version: _Optional[int] = ..., run: _Optional[str] = ..., session: _Optional[int] = ..., schema: _Optional[_Union[Schema, _Mapping]] = ..., plan: _Optional[_Union[ClientPlan, _Mapping]] = ..., confirmed_round: _Optional[int] = ..., rounds: _Optional[int] = ..., heartbeat_seconds: _Optional[float] = ..., previous_received: _Optional[int] = ...) -> None: ...
+    pending_round: int
+    def __init__(self, protocol_version: _Optional[int] = ..., run: _Optional[str] = ..., session: _Optional[int] = ..., schema: _Optional[_Union[Schema, _Mapping]] = ..., plan: _Optional[_Union[ClientPlan, _Mapping]] = ..., confirmed_round: _Optional[int] = ..., rounds: _Optional[int] = ..., heartbeat_seconds: _Optional[float] = ..., previous_received: _Optional[int] = ..., pending_round: _Optional[int] = ...) -> None: ...
 
 class Schema(_message.Message):
     __slots__ = ("tensors", "hash")

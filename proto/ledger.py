@@ -59,6 +59,15 @@ class Totals:
                 if value is not None:
                     self._sums[row.direction, row.kind, row.status, layer] += value
 
+    def dump(self) -> list[list[str | int]]:
+        """The sums in a form that JSON can hold; `restore` reads it."""
+        return [[*key, value] for key, value in self._sums.items()]
+
+    def restore(self, dumped: Iterable[Iterable[str | int]]) -> None:
+        """Go on from sums that `dump` gave."""
+        for way, kind, status, layer, value in dumped:
+            self._sums[str(way), str(kind), str(status), str(layer)] += int(value)
+
     def total(self, direction: Direction, layer: Layer, kind: str | None = None) -> int | None:
         """Sum over everything that matches, lost and refused messages included; None if never observed."""
         values = [

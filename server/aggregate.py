@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 
 from fedreuse.proto.codec import Block, Payload, decode_block
 from fedreuse.proto.schema import FLOAT_BUFFER, PARAMETER, Array, Schema, TensorSpec
@@ -26,7 +26,7 @@ class StepSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    learning_rate: float = Field(1.0, gt=0, description="ηs, server learning rate")
+    learning_rate: FiniteFloat = Field(1.0, gt=0, description="ηs, server learning rate")
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
 
 from fedreuse.proto import federation_pb2 as pb
 from fedreuse.proto import modelled
@@ -64,7 +64,7 @@ class FederationSettings(BaseModel):
     total: int = Field(50, ge=1, le=1_000_000_000)
     per_round: int = Field(10, ge=1)
     minimum: int = Field(1, ge=1, description="contributions below which a round has no effect")
-    keep_ratio: float = Field(1.0, gt=0, le=1)
+    keep_ratio: FiniteFloat = Field(1.0, gt=0, le=1)
     gate: GateSettings = GateSettings()
     memory: MemorySettings = MemorySettings()
     step: StepSettings = StepSettings()
@@ -108,6 +108,14 @@ class Closing:
     detail: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Void:
+    """Why a round closed without effect."""
+
+    code: pb.Code
+    why: str
+
+
 class Federation:
     """See the module. Not thread-safe: a body calls it from one place at a time."""
 
@@ -127,6 +135,7 @@ class Federation:
         self.round: Round[Update] | None = None
         self.latest: dict[str, Any] = {}
         self.totals = Totals()
+        self.totals.restore(state.notes.get("totals", ()))
         self._store, self._evaluator = store, evaluator
         tensors = [(t.size, t.width) for t in schema.tensors]
         self.dense_bytes = modelled.dense_bytes(tensors)
@@ -297,10 +306,13 @@ class Federation:
         self.latest = row
         return closings
 
-    def _aggregate(self, contributions: Sequence[Contribution[Update]]) -> tuple[NDArray[np.uint8], str]:
+    def _aggregate(
+        self, contributions: Sequence[Contribution[Update]]
+    ) -> tuple[NDArray[np.uint8], Void | None]:
         """The next state and, if the round has no effect, why."""
         if not contributions:
-            return self.state.flat, f"fewer than {self.settings.minimum} contributions"
+            few = f"fewer than {self.settings.minimum} contributions"
+            return self.state.flat, Void(pb.TOO_FEW_CONTRIBUTIONS, few)
         terms = []
         for c in contributions:
             payload = c.update.payload if c.update else self._standing[c.client].payload
@@ -309,20 +321,26 @@ class Federation:
             )
         flat = step(self.schema, self.state.flat, terms, self.settings.step.learning_rate)
         if not state_is_finite(self.schema, flat):
-            return self.state.flat, "the aggregate overflowed to NaN or Inf"
-        return flat, ""
+            return self.state.flat, Void(pb.OVERFLOW, "the aggregate overflowed to NaN or Inf")
+        return flat, None
 
     def _close(
-        self, round: Round[Update], client: int, seat: Seat[Update], void: str, stood_in: frozenset[int]
+        self,
+        round: Round[Update],
+        client: int,
+        seat: Seat[Update],
+        void: Void | None,
+        stood_in: frozenset[int],
     ) -> Closing:
         if seat.cache_round is None and client in self.state.caches:
             self._drop_cache(client, "the client's signature did not belong to the cached update")
         if seat.state is State.REUSED:
             self.record(Row(round.number, client, "up", "reuse", modelled=modelled.REUSE_EVENT_BYTES))
-            return Closing(client, round.number, accepted=False, detail="the cached update was used")
+            detail = void.why if void else "the cached update was used"
+            return Closing(client, round.number, accepted=False, detail=detail)
         if seat.state is State.FRESH and seat.update is not None:
             if void:
-                return Closing(client, round.number, False, pb.TOO_FEW_CONTRIBUTIONS, void)
+                return Closing(client, round.number, False, void.code, void.why)
             if self.settings.memory.kind != "none":
                 payload = seat.update.payload.prefix(self._parameters.__contains__)
                 self.state.caches[client] = CachedUpdate(round.number, payload)
@@ -354,7 +372,7 @@ class Federation:
             notes["stopped_early"] = notes["since_best"] >= self.settings.patience
 
     def _round_row(
-        self, round: Round[Update], void: str, stood_in: frozenset[int], metrics: Mapping[str, float]
+        self, round: Round[Update], void: Void | None, stood_in: frozenset[int], metrics: Mapping[str, float]
     ) -> dict[str, Any]:
         seats = round.seats.values()
         states, causes = (
@@ -377,7 +395,7 @@ class Federation:
             "bridged": sum(s.state is State.FAULT and c in stood_in for c, s in round.seats.items()),
             **{cause: causes[CAUSE_VALUES[cause]] for cause in CAUSES},
             "always": causes[pb.ALWAYS],
-            "void": void or None,
+            "void": void.why if void else None,
             "tau": round.threshold if self.settings.gate.kind == "score" else None,
             "train_loss": _finite(loss),
             "validation_accuracy": metrics.get("accuracy"),
@@ -393,6 +411,8 @@ class Federation:
         shown = [[line.round + 1, *line.cells()[1:]] for line in _drained(self._rows)]
         rounds = [list(row.values())] if row else []
         changed, self._changed = self._changed, set()
+        with self._counting:
+            self.state.notes["totals"] = self.totals.dump()
         self._store.commit(
             self.state,
             changed=changed,

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from math import ceil, exp
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 
 
 class GateSettings(BaseModel):
@@ -19,10 +19,12 @@ class GateSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     kind: Literal["none", "score", "age"] = "none"
-    tau_start: float = Field(0.9116988, ge=0, le=2, description="τ0, threshold in round 0")
-    tau_min: float = Field(0.8134931, ge=0, le=2, description="τmin, the threshold never falls below it")
-    gamma: float = Field(0.01, ge=0, description="γ, decay of the threshold per round")
-    quota: float = Field(0.30, ge=0, le=1, description="q, minimum share of fresh clients")
+    tau_start: FiniteFloat = Field(0.9116988, ge=0, le=2, description="τ0, threshold in round 0")
+    tau_min: FiniteFloat = Field(
+        0.8134931, ge=0, le=2, description="τmin, the threshold never falls below it"
+    )
+    gamma: FiniteFloat = Field(0.01, ge=0, description="γ, decay of the threshold per round")
+    quota: FiniteFloat = Field(0.30, ge=0, le=1, description="q, minimum share of fresh clients")
     score_all: bool = Field(False, description="score age-forced clients too (for studies)")
 
     def threshold(self, round: int) -> float:

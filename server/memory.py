@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 
 from fedreuse.proto.codec import Payload
 
@@ -19,7 +19,7 @@ class MemorySettings(BaseModel):
     max_age: int = Field(
         4, ge=1, description="S, age in rounds at which a cached update is not used any more"
     )
-    decay: float = Field(0.7279635, gt=0, le=1, description="ρ, factor per round of age")
+    decay: FiniteFloat = Field(0.7279635, gt=0, le=1, description="ρ, factor per round of age")
 
     def factor(self, age: int) -> float:
         """ρ^a, Eq. 7."""

@@ -56,8 +56,13 @@ def welcome(
     *,
     heartbeat: float,
     previous_received: int | None = None,
+    pending: int | None = None,
 ) -> pb.Welcome:
-    """The answer to a Join. `confirmed` is the round of the client's valid cached update."""
+    """The answer to a Join.
+
+    `confirmed` is the round of the client's valid cached update, `pending` the open round if an update of the
+    client is due in it or has arrived.
+    """
     return pb.Welcome(
         protocol_version=PROTOCOL_VERSION,
         run=federation.state.run,
@@ -68,6 +73,7 @@ def welcome(
         rounds=federation.settings.rounds,
         heartbeat_seconds=heartbeat,
         previous_received=previous_received,
+        pending_round=pending,
     )
 
 

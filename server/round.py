@@ -1,7 +1,8 @@
 """One round as a sans-IO state machine: events in, commands out.
 
 It opens no socket, reads no clock and draws no random number; a gRPC service, a simulator and a replay
-drive the same object. Decisions depend on what was said, never on the order in which it arrived.
+drive the same object. Decisions depend on what was said, never on the order in which it arrived. (A client
+that fails after its score and before the last one is the exception: when it was lost is part of what happened.)
 
     selected client
       absent ................................ FAULT
@@ -116,7 +117,6 @@ class Round(Generic[U]):
     absent: frozenset[int] = frozenset()
     minimum: int = 1
     seats: dict[int, Seat[U]] = field(init=False, default_factory=dict)
-    _quota_applied: bool = field(init=False, default=False)
 
     @property
     def threshold(self) -> float:
@@ -229,11 +229,8 @@ class Round(Generic[U]):
 
     def _apply_quota(self) -> list[Command]:
         """Once all scores are known: promote up to the quota, let the rest be reused."""
-        if self._quota_applied or any(s.state is State.SCORING for s in self.seats.values()):
+        if any(seat.state is State.SCORING for seat in self.seats.values()):
             return []
-        if len(self.seats) < len(self.cohort):
-            return []
-        self._quota_applied = True
         undecided = {c: s for c, s in self.seats.items() if s.state is State.UNDECIDED}
         # Everybody who was told to train counts as active, also one that failed since.
         active = sum(seat.cause != pb.CAUSE_UNSPECIFIED for seat in self.seats.values())

@@ -302,6 +302,7 @@ class Service:
                 confirmed,
                 heartbeat=self._settings.heartbeat,
                 previous_received=received,
+                pending=self._pending(client),
             ),
         )
         self._catch_up(peer, join.open_round if join.HasField("open_round") else None)
@@ -316,6 +317,12 @@ class Service:
         known = session == join.previous_session
         channel.settle(join.previous_received if known else None)
         return channel.received if known else None
+
+    def _pending(self, client: int) -> int | None:
+        """The open round, if this client's update is due in it or has arrived."""
+        round = self._federation.round
+        seat = round.seats.get(client) if round else None
+        return round.number if round and seat and seat.state in (State.TRAINING, State.FRESH) else None
 
     def _catch_up(self, peer: Peer, holds: int | None) -> None:
         """Tell a client that came back in the middle of a round what is still expected of it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 
 
 class ServerSettings(BaseModel):
@@ -12,8 +12,10 @@ class ServerSettings(BaseModel):
 
     host: str = Field("127.0.0.1", description="address to listen on; 0.0.0.0 for all")
     port: int = Field(0, ge=0, le=65535, description="0 picks a free port")
-    join_deadline: float = Field(300, gt=0, description="round 1 starts then, whoever has joined")
-    round_deadline: float = Field(600, gt=0, description="a round closes then, whoever has answered")
-    rejoin_grace: float = Field(10, ge=0, description="a lost connection may come back within")
-    heartbeat: float = Field(10, gt=0, description="between heartbeats; three missed ones are a lost peer")
+    join_deadline: FiniteFloat = Field(300, gt=0, description="round 1 starts then, whoever has joined")
+    round_deadline: FiniteFloat = Field(600, gt=0, description="a round closes then, whoever has answered")
+    rejoin_grace: FiniteFloat = Field(10, ge=0, description="a lost connection may come back within")
+    heartbeat: FiniteFloat = Field(
+        10, gt=0, description="between heartbeats; three missed ones are a lost peer"
+    )
     minimum: int = Field(1, ge=1, description="contributions below which a round has no effect")

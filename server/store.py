@@ -53,6 +53,11 @@ class RunStore:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        foreign = [name for name in TABLES if (folder / name).exists() and not (folder / "state").exists()]
+        if foreign:
+            raise RunError(
+                f"{folder} holds {foreign[0]} but no run state; it is not a run's folder, choose another"
+            )
         (folder / "state").mkdir(parents=True, exist_ok=True)
         self._lock = _exclusive(folder)
         self._env = lmdb.open(str(folder / "state" / "server"), map_size=MAP_BYTES, max_dbs=0, subdir=True)
@@ -146,10 +151,10 @@ class RunStore:
 
 def read_weights(folder: Path) -> tuple[int, NDArray[np.uint8]]:
     """Rounds committed and the flat global state, for a reader beside the owner of the run."""
-    with (
-        lmdb.open(str(folder / "state" / "server"), readonly=True, map_size=MAP_BYTES) as env,
-        env.begin() as txn,
-    ):
+    path = folder / "state" / "server"
+    if not path.exists():
+        raise RunError(f"{folder} has no committed state")
+    with lmdb.open(str(path), readonly=True, map_size=MAP_BYTES) as env, env.begin() as txn:
         meta, weights = txn.get(b"meta"), txn.get(b"weights")
     if meta is None or weights is None:
         raise RunError(f"{folder} has no committed state")

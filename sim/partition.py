@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 
 from fedreuse.client.errors import TaskError
 from fedreuse.proto.streams import Purpose, stream
@@ -42,7 +42,7 @@ class PartitionSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     kind: Literal["iid", "dirichlet"] = "dirichlet"
-    alpha: float = Field(
+    alpha: FiniteFloat = Field(
         0.5, gt=0, allow_inf_nan=False, description="Dirichlet concentration; small: few labels per client"
     )
     minimum_size: int | None = Field(

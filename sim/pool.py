@@ -10,6 +10,10 @@ from typing import Any, Protocol
 from fedreuse.sim import worker
 
 
+PRELOADED = ["fedreuse.sim.worker", "torch._inductor"]
+"""Deterministic mode and torch's optimisers load the compiler: once here, not 1.5 s and 100 MB in each worker."""
+
+
 class Pool(Protocol):
     def submit(self, method: str, *arguments: object) -> Future[Any]: ...
 
@@ -39,7 +43,7 @@ class ProcessPool:
 
     def __init__(self, folder: Path, device: str, workers: int) -> None:
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["fedreuse.sim.worker"])
+        context.set_forkserver_preload(PRELOADED)
         self._executor = ProcessPoolExecutor(workers, context, worker.start, (folder, device))
 
     def submit(self, method: str, *arguments: object) -> Future[Any]:

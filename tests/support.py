@@ -33,6 +33,7 @@ from fedreuse.server.weights import load_model
 from fedreuse.sim import simulate as simulation
 from fedreuse.sim.config import RunConfig, load_config
 from fedreuse.sim.folder import read_config
+from fedreuse.sim.pool import PRELOADED
 from fedreuse.sim.run import create_run, make_task
 from fedreuse.sim.simulate import simulate
 from fedreuse.sim.worker import Worker
@@ -275,7 +276,7 @@ def go_on(folder: Path, wire: bool = False, death: tuple[str, str, int] | None =
 def child(folder: Path, wire: bool = False, death: tuple[str, str, int] | None = None) -> BaseProcess:
     """`go_on` in a process of its own, started from a server that has torch loaded already."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["fedreuse.sim.worker"])
+    context.set_forkserver_preload(PRELOADED)
     process = context.Process(target=go_on, args=(folder, wire, death))
     process.start()
     return process

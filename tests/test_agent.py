@@ -41,10 +41,12 @@ class Stub:
         self.may_train.set()
         self.trainings: list[int] = []
         self.accepted: list[int] = []
+        self.pending: list[int | None] = []
         self.error: Exception | None = None
 
-    def welcome(self, run, schema, plan, confirmed) -> None:
+    def welcome(self, run, schema, plan, confirmed, pending) -> None:
         assert schema == SCHEMA
+        self.pending.append(pending)
 
     def score(self, round, weights) -> Score:
         return Score(0.1, max(self.accepted, default=None))
@@ -143,6 +145,7 @@ async def test_a_connection_cut_in_the_middle_of_a_training_loses_nothing(tmp_pa
         assert await running.task is True
         proxy.close()
     assert stub.trainings == [0, 1]  # not trained again
+    assert stub.pending == [None, 0]  # what it staged in round 0 is to be kept
     assert stub.accepted == [0, 1]
     # The model of round 1 went over the wire once, and nothing was lost: the second Join settled it.
     assert [row.round for row in ledger.rows if row.kind == "model"] == [0, 1]

@@ -63,12 +63,17 @@ class HeldRules(RuleBasedStateMachine):
         client=st.sampled_from(CLIENTS),
         run=st.sampled_from(RUNS),
         confirmed=st.one_of(st.none(), st.integers(0, 3)),
+        pending=st.one_of(st.none(), st.integers(0, 3)),
     )
-    def settle(self, client: int, run: str, confirmed: int | None) -> None:
-        self.store.settle(client, run, confirmed)
+    def settle(self, client: int, run: str, confirmed: int | None, pending: int | None = None) -> None:
+        self.store.settle(client, run, confirmed, pending)
         one = self.expected[client]
         after = Expected(run)
-        if one.run == run and confirmed is not None:
+        if one.run == run and one.staged is not None and one.staged[0] == pending:
+            after.staged = one.staged  # its round is still open
+            if one.current is not None and one.current[0] == confirmed:
+                after.current = one.current
+        elif one.run == run and confirmed is not None:
             for version in (one.staged, one.current):  # the newer one first
                 if version is not None and version[0] == confirmed:
                     after.current = version
@@ -173,6 +178,21 @@ def test_a_mismatch_voids_everything(store: HeldStore, confirmed: int | None) ->
     store.settle(0, "run", confirmed)
     assert store.versions(0) == Held("run")
     assert store.current(0) is None
+
+
+@pytest.mark.parametrize(("confirmed", "current"), [(4, 4), (3, None), (None, None)])
+def test_what_is_staged_for_the_open_round_waits_for_its_end(
+    store: HeldStore, confirmed: int | None, current: int | None
+) -> None:
+    # A client that reconnects after its upload, before the round is closed.
+    store.stage(0, "run", 4, signature(1))
+    store.settle(0, "run", 4)
+    store.stage(0, "run", 6, signature(2))
+    store.settle(0, "run", confirmed, pending=6)
+    assert (store.versions(0).current, store.versions(0).staged) == (current, 6)
+    store.settle(0, "run", 6)
+    assert (store.versions(0).current, store.versions(0).staged) == (6, None)
+    assert store.current(0)["signature"].tolist() == [2.0, 2.5]
 
 
 def test_another_run_voids_everything_even_if_it_confirms_the_same_round(store: HeldStore) -> None:
