@@ -11,7 +11,7 @@ from fedreuse.proto.errors import ProtocolError
 
 
 class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class TrainSettings(_Part):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-import pickle
 import random
 import signal
 import time
@@ -40,9 +39,7 @@ from torch.nn import functional
 from fedreuse.client.held import HeldStore
 from fedreuse.client.participant import Participant
 from fedreuse.client.workbench import Workbench
-from fedreuse.proto import federation_pb2 as pb
 from fedreuse.proto.codec import decode, dense_payload
-from fedreuse.proto.errors import ProtocolError
 from fedreuse.proto.schema import FLOAT_BUFFER, PARAMETER
 from fedreuse.proto.streams import Purpose, stream
 from fedreuse.server.store import RunError
@@ -110,26 +107,6 @@ def assert_twins(one: Path, other: Path) -> None:
     assert decisions(one) == decisions(other)
     assert rounds_without_wire(one) == rounds_without_wire(other)
     assert modelled_rows(one) == modelled_rows(other)
-
-
-def picklable(error: Exception) -> bool:
-    try:
-        return str(pickle.loads(pickle.dumps(error))) == str(error)
-    except TypeError:
-        return False
-
-
-across_processes = pytest.mark.skipif(
-    not picklable(ProtocolError(pb.NOT_FINITE, "tensor 'w'")), reason="a refusal cannot leave its process"
-)
-
-
-@pytest.mark.xfail(
-    strict=True, reason="ProtocolError hands only its detail to Exception, so it cannot be unpickled"
-)
-def test_a_refusal_survives_the_way_from_a_worker_process() -> None:
-    # A worker's exception that cannot be read breaks the whole pool.
-    assert picklable(ProtocolError(pb.NOT_FINITE, "tensor 'w' contains NaN or Inf"))
 
 
 # The twin
@@ -211,14 +188,15 @@ def test_completion_order_does_not_matter(reference: tuple[str, Path], tmp_path:
 
 def test_modelled_bytes_of_every_round(reference: tuple[str, Path]) -> None:
     name, folder = reference
-    if "grid" in name:
-        pytest.skip("the numbers below are Line's")
+    # Grid: 90 floats of parameters and 4 of buffers, and the int64 counter: 360 + 16 + 8 bytes; its B_i is
+    # worked out in `test_paper_buffers_are_sparse_and_dense_ones_are_not`.
+    dense, update = (384, 109) if "grid" in name else (B0, B)
     garbage = Counter(row["round"] for row in table(folder, "bytes.csv") if row["status"] == "refused")
     for row in table(folder):
         # Eq. 13; a refused update was sent all the same. Downwards one dense model per selected client.
         fresh, reused = int(row["fresh"]), int(row["reused"])
-        assert int(row["uplink_modelled"]) == B * (fresh + garbage[row["round"]]) + 16 * reused
-        assert int(row["downlink_modelled"]) == B0 * 4
+        assert int(row["uplink_modelled"]) == update * (fresh + garbage[row["round"]]) + 16 * reused
+        assert int(row["downlink_modelled"]) == 4 * dense
 
 
 def test_the_summary_by_hand(tmp_path: Path) -> None:
@@ -606,7 +584,7 @@ def test_a_client_given_up_while_scored_for_study_does_not_train(
     assert int(table(folder)[3]["uplink_modelled"]) == 2 * B
 
 
-@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=across_processes)])
+@pytest.mark.parametrize("workers", [1, 2])
 def test_a_client_whose_training_diverges_is_a_fault(tmp_path: Path, workers: int) -> None:
     config = small_config(
         tmp_path / "run", *ALL, "task.options.wild=[1]", "rounds=2", f"sim.workers={workers}", method="fedavg"
@@ -705,6 +683,21 @@ def test_killed_at_every_kind_of_moment_and_resumed(
     assert_like(folder, undisturbed[wire], wire)
 
 
+@pytest.mark.xfail(strict=True, reason="rows of sent messages wait in memory until the peer confirms them")
+def test_a_kill_loses_no_bytes(tmp_path: Path) -> None:
+    # Without scores, a reused client says nothing for rounds: whether its model arrived stays open so long.
+    config = small_config(tmp_path / "run", *LINE, method="age-only")
+    folder = create_run(config, make_task(config))
+    process = child(folder, wire=True, death=("commit", "after", 4))
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    go_on(folder, wire=True)
+    rows = [row for row in table(folder, "bytes.csv") if row["direction"] == "down"]
+    for row in table(folder):
+        sent = sum(int(r["modelled"]) for r in rows if r["round"] == row["round"])
+        assert sent == int(row["downlink_modelled"]) == B0 * 4
+
+
 def lines(path: Path) -> int:
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
@@ -716,13 +709,13 @@ def test_killed_at_random_moments_and_resumed(tmp_path: Path, undisturbed: dict[
         process, before = child(folder), lines(folder / "rounds.csv")
         while process.is_alive() and lines(folder / "rounds.csv") <= before + 1:
             time.sleep(0.001)
-        time.sleep(0.05 * rng.random())
+        time.sleep(0.02 * rng.random())
         process.kill()
         process.join()
         if process.exitcode == 0:
             break
         kills += 1
-    assert kills >= 3
+    assert kills >= 2
     assert_like(folder, undisturbed[False], wire=False)
 
 
@@ -747,7 +740,7 @@ def test_workers_do_not_outlive_a_killed_simulation(tmp_path: Path) -> None:
     folder = create_run(config, make_task(config))
     process = child(folder)
     deadline = time.monotonic() + 60
-    while (lines(folder / "rounds.csv") < 3 or len(list(pids.iterdir())) < 2) and time.monotonic() < deadline:
+    while (lines(folder / "rounds.csv") < 4 or len(list(pids.iterdir())) < 2) and time.monotonic() < deadline:
         time.sleep(0.01)
     process.kill()
     process.join()

@@ -42,7 +42,7 @@ def test_the_proximal_term_by_hand() -> None:
     # Its gradient is mu (w - w_t).
     loss.backward()
     assert model.a.grad.tolist() == [1.0, 1.5]
-    assert float(model.b.grad) == -0.5
+    assert model.b.grad.item() == -0.5
 
 
 def test_the_proximal_gradient_is_added_to_the_task_s() -> None:
@@ -61,7 +61,7 @@ def test_where_every_round_starts_the_term_and_its_gradient_are_zero() -> None:
     assert loss.item() == 10.0
     loss.backward()
     assert model.a.grad.tolist() == [0.0, 0.0]
-    assert float(model.b.grad) == 0.0
+    assert model.b.grad.item() == 0.0
 
 
 def test_the_anchor_is_the_weights_at_the_start_whatever_happens_to_them_later() -> None:
@@ -69,7 +69,7 @@ def test_the_anchor_is_the_weights_at_the_start_whatever_happens_to_them_later()
     extra = proximal(model, 2.0)
     for step in (1.0, 2.0, 4.0):
         move(model, (1.0 + step, -2.0), 3.0)
-        assert float(extra.loss(torch.tensor(0.0))) == step**2
+        assert extra.loss(torch.tensor(0.0)).item() == step**2
 
 
 @given(st.floats(0, 100, width=32), st.floats(-10, 10, width=32), st.floats(-10, 10, width=32))
@@ -79,7 +79,7 @@ def test_the_gradient_is_mu_times_the_distance(mu: float, start: float, now: flo
     with torch.no_grad():
         parameter.fill_(now)
     extra.loss(torch.zeros((), dtype=torch.float64)).backward()
-    assert float(parameter.grad) == pytest.approx(mu * (now - start), rel=1e-12)
+    assert parameter.grad.item() == pytest.approx(mu * (now - start), rel=1e-12)
 
 
 def test_plain_hands_the_task_s_loss_through() -> None:
@@ -94,7 +94,7 @@ def test_mu_zero_is_plain() -> None:
     model = Pair()
     extra = objective(ObjectiveSettings(kind="proximal", mu=0.0), model)
     move(model, (100.0, 100.0), 100.0)
-    assert float(extra.loss(torch.tensor(1.25))) == 1.25
+    assert extra.loss(torch.tensor(1.25)).item() == 1.25
 
 
 def test_buffers_do_not_count() -> None:
@@ -104,10 +104,10 @@ def test_buffers_do_not_count() -> None:
         model.features[1].running_mean.add_(5.0)
         model.features[1].running_var.add_(5.0)
         model.features[1].num_batches_tracked.add_(5)
-    assert float(extra.loss(torch.tensor(0.0))) == 0.0
+    assert extra.loss(torch.tensor(0.0)).item() == 0.0
     with torch.no_grad():
         model.features[1].weight.add_(torch.tensor([3.0, 4.0]))  # a batch norm's own parameters do
-    assert float(extra.loss(torch.tensor(0.0))) == 12.5
+    assert extra.loss(torch.tensor(0.0)).item() == 12.5
 
 
 def test_frozen_parameters_do_not_count() -> None:
@@ -115,4 +115,4 @@ def test_frozen_parameters_do_not_count() -> None:
     model.b.requires_grad_(False)
     extra = proximal(model, 2.0)
     move(model, (2.0, -2.0), 300.0)
-    assert float(extra.loss(torch.tensor(0.0))) == 1.0
+    assert extra.loss(torch.tensor(0.0)).item() == 1.0

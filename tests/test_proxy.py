@@ -221,8 +221,9 @@ def test_the_global_weights_are_untouched_and_the_same_score_comes_again() -> No
 
 
 def test_the_signature_is_the_refresh_proxy_at_the_round_s_weights_not_after_training() -> None:
-    task, plan = task_of(Line), plan_with()
-    one, weights = participant(task, plan)
+    # 14 examples, of which each proxy looks at four.
+    task, plan = task_of(Line), plan_with(batches=2)
+    one, weights = participant(task, plan, client=8)
     one.train(0, weights)
     one.closed(0, True)
     score = one.score(3, weights)
@@ -230,12 +231,17 @@ def test_the_signature_is_the_refresh_proxy_at_the_round_s_weights_not_after_tra
     def at_start(purpose: Purpose, round: int) -> np.ndarray:
         bench, _, same = ready(task, plan)
         bench.load(same)
-        return gradient_of(task, bench.model, task.client_data(0), plan, purpose, client=0, round=round)
+        gradient = gradient_of(task, bench.model, task.client_data(8), plan, purpose, client=8, round=round)
+        return gradient.astype(np.float64)
 
-    z, h = (v.astype(np.float64) for v in (at_start(GATE, 3), at_start(REFRESH, 0)))
-    expected = 1 - z @ h / (np.linalg.norm(z) * np.linalg.norm(h))
+    def distance(z: np.ndarray, h: np.ndarray) -> float:
+        return 1 - z @ h / (np.linalg.norm(z) * np.linalg.norm(h))
+
+    z, h = at_start(GATE, 3), at_start(REFRESH, 0)
     assert score.signature_round == 0
-    assert score.value == pytest.approx(expected, abs=1e-6)
+    assert score.value == pytest.approx(distance(z, h), abs=1e-6)
+    # Another draw would have been another score.
+    assert abs(distance(z, at_start(GATE, 0)) - score.value) > 1e-3
 
 
 def test_without_a_signature_the_score_is_one() -> None:

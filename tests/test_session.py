@@ -214,7 +214,7 @@ def test_a_damaged_model_ends_it_and_is_not_used(joined: Conversation) -> None:
 def test_a_model_with_nan_ends_it(joined: Conversation) -> None:
     values = VALUES.copy()
     values[3] = np.nan
-    with pytest.raises(ProtocolError, match="NOT_FINITE.*'w'"):
+    with pytest.raises(ProtocolError, match=r"NOT_FINITE.*'w'"):
         joined.model(2, dense_payload(SCHEMA, np.concatenate([values.view(np.uint8), np.zeros(8, np.uint8)])))
     assert joined.session.weights is None
 
