@@ -51,6 +51,8 @@ class Channel:
         self._receiver = Receiver(peer, schema, admit)
         self._waiting: deque[Row] = deque()
         self._confirmed = 0
+        self.session = 0
+        """The session's number, once it has one."""
 
     @property
     def received(self) -> int:
@@ -74,6 +76,7 @@ class Channel:
         """Serialize and count a message; the caller puts its frames on the wire at once."""
         out = outgoing(self._side, kind, message, received=self.received, chunks=chunks, body=body)
         row = self._row(self._ways[0], kind, message, out.sizes)
+        row.session, row.position = self.session, self.sent
         self._ledger.count(row)
         self._waiting.append(row)
         return out
@@ -90,19 +93,20 @@ class Channel:
         row = self._row(self._ways[1], incoming.kind, incoming.message, incoming.sizes)
         self._ledger.count(row)
         if incoming.received is not None:
-            self._confirm(incoming.received)
+            self.confirm(incoming.received)
         return incoming, row
 
     def settle(self, received: int | None) -> None:
         """The session is over and the peer got `received` messages (None: no more than it confirmed)."""
         if received is not None:
-            self._confirm(received)
+            self.confirm(received)
         while self._waiting:
             row = self._waiting.popleft()
             row.status = "lost"
             self._ledger.write(row)
 
-    def _confirm(self, received: int) -> None:
+    def confirm(self, received: int) -> None:
+        """The peer has received `received` messages so far. Raises ProtocolError if that cannot be."""
         if not self._confirmed <= received <= self.sent:
             raise ProtocolError(
                 pb.MALFORMED,

@@ -38,12 +38,15 @@ class Row:
     payload: int | None = None
     message: int | None = None
     grpc: int | None = None
+    session: int = 0
+    """Of a sent message: the session's number, and how many messages went before it there; not in the file."""
+    position: int = -1
 
     def cells(self) -> list[str]:
         return ["" if value is None else str(value) for value in (getattr(self, name) for name in COLUMNS)]
 
 
-COLUMNS = tuple(field.name for field in fields(Row))
+COLUMNS = tuple(field.name for field in fields(Row) if field.name not in ("session", "position"))
 
 
 class Totals:
@@ -58,6 +61,12 @@ class Totals:
                 value = getattr(row, layer)
                 if value is not None:
                     self._sums[row.direction, row.kind, row.status, layer] += value
+
+    def waive(self, row: Row) -> None:
+        """Take an added row's modelled charge back."""
+        if row.modelled is not None:
+            self._sums[row.direction, row.kind, row.status, "modelled"] -= row.modelled
+            row.modelled = None
 
     def dump(self) -> list[list[str | int]]:
         """The sums in a form that JSON can hold; `restore` reads it."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from threading import Lock
 from typing import Any, Protocol, TypeVar
 
@@ -147,6 +147,12 @@ class Federation:
         self._rows: deque[Row] = deque()
         self._events: deque[Mapping[str, Any]] = deque()
         self._counting = Lock()
+        # Sent and not confirmed yet; what belongs to a round survives a kill, so that no charge is forgotten.
+        self._waiting: dict[int, Row] = {}
+        self._left_over: dict[int, list[Row]] = {}
+        for dumped in state.notes.get("waiting", ()):
+            left = Row(*dumped)
+            self._left_over.setdefault(left.client, []).append(left)
         self._broadcast: set[int] = set()
         self._layer_sums: Counter[tuple[int, str, str]] = Counter()
         self._opened = time.monotonic()
@@ -408,11 +414,15 @@ class Federation:
         return {column: row[column] for column in ROUND_COLUMNS}
 
     def _flush(self, row: Mapping[str, Any] | None = None) -> None:
-        shown = [[line.round + 1, *line.cells()[1:]] for line in _drained(self._rows)]
+        """With a row a round's commit, without one the end of this process."""
         rounds = [list(row.values())] if row else []
         changed, self._changed = self._changed, set()
         with self._counting:
-            self.state.notes["totals"] = self.totals.dump()
+            shown = [[line.round + 1, *line.cells()[1:]] for line in _drained(self._rows)]
+            # Heartbeats and welcomes of all connected clients are worth keeping only once, at the end.
+            waiting = [line for line in self._waiting.values() if line.round >= 0 or row is None]
+            waiting += [line for lines in self._left_over.values() for line in lines]
+            self.state.notes.update(totals=self.totals.dump(), waiting=[_dumped(line) for line in waiting])
         self._store.commit(
             self.state,
             changed=changed,
@@ -426,11 +436,26 @@ class Federation:
         What a broken-off round moved stays counted, but its convention's charges go: the round will be run
         again, and charged then.
         """
-        for row in self._rows:
-            if row.round >= self.next_round:
-                row.modelled = None
-        if self._rows or self._events:
+        with self._counting:
+            for row in (*self._rows, *self._waiting.values()):
+                if row.round >= self.next_round:
+                    self.totals.waive(row)
+        if self._rows or self._events or self._waiting:
             self._flush()
+
+    def settle_left_over(self, client: int, session: int | None = None, received: int = 0) -> None:
+        """The fate of what this client was sent before the server was last killed or stopped.
+
+        It arrived if it was among the first `received` messages of `session`; otherwise it is lost.
+        """
+        for row in self._left_over.pop(client, ()):
+            row.status = "ok" if row.session == session and row.position < received else "lost"
+            self.write(row)
+
+    def settle_all_left_over(self) -> None:
+        """The run is over: what nobody confirmed is lost."""
+        for client in list(self._left_over):
+            self.settle_left_over(client)
 
     def close(self) -> None:
         """Let go of the run folder."""
@@ -456,6 +481,8 @@ class Federation:
     def count(self, row: Row) -> None:
         """Add a message to the sums of its round as soon as it was sent or received."""
         with self._counting:
+            if row.position >= 0:
+                self._waiting[id(row)] = row
             self.totals.add([row])
             for layer in LAYERS:
                 value = getattr(row, layer)
@@ -464,7 +491,9 @@ class Federation:
 
     def write(self, row: Row) -> None:
         """Enter a counted row, its fate now known, into bytes.csv with the next commit."""
-        self._rows.append(row)
+        with self._counting:
+            self._waiting.pop(id(row), None)
+            self._rows.append(row)
 
     def record(self, row: Row) -> None:
         self.count(row)
@@ -487,6 +516,10 @@ TABLE_HEADERS = {"rounds.csv": ROUND_COLUMNS, "bytes.csv": COLUMNS}
 def _drained(queue: deque[T]) -> list[T]:
     """Everything in a queue that other threads may be filling."""
     return [queue.popleft() for _ in range(len(queue))]
+
+
+def _dumped(row: Row) -> list[Any]:
+    return [getattr(row, field.name) for field in fields(Row)]
 
 
 def _shown(round: int | None) -> int | None:

@@ -102,8 +102,10 @@ class Service:
             await server.stop(1.0)
             self._threads.shutdown()
             self._commit_thread.shutdown()
-            for _, channel in self._broken.values():
-                channel.settle(None)
+            if self._phase == "finished":
+                for _, channel in self._broken.values():
+                    channel.settle(None)
+                self._federation.settle_all_left_over()
             self._federation.flush()
 
     def stop(self) -> None:
@@ -287,7 +289,8 @@ class Service:
             lambda _kind, header: federation.admit(client, header),
             lambda kind: federation.modelled_bytes(kind, client),
         )
-        peer = Peer(client, join.instance, secrets.randbits(64), channel)
+        channel.session = secrets.randbits(63)
+        peer = Peer(client, join.instance, channel.session, channel)
         received = self._settle_previous(join)
         if timer := self._grace.pop(client, None):
             timer.cancel()
@@ -313,6 +316,7 @@ class Service:
         """What became of the messages of the client's broken session; how many it sent us there."""
         session, channel = self._broken.pop(join.client, (None, None))
         if channel is None:
+            self._federation.settle_left_over(join.client, join.previous_session, join.previous_received)
             return None
         known = session == join.previous_session
         channel.settle(join.previous_received if known else None)

@@ -145,7 +145,7 @@ class WireLink:
         out = channel.send(
             "model", self._broadcast.message, chunks=self._broadcast.chunks, body=self._broadcast.body
         )
-        self._deliver(session, out)
+        self._deliver(channel, session, out)
 
     def order(self, client: int, command: AskScore | Train | Reuse) -> None:
         self._send(client, *order(self._round, command))
@@ -183,10 +183,12 @@ class WireLink:
 
     def _send(self, client: int, kind: str, message: object) -> list[Action]:
         channel, session = self._ends[client]
-        return self._deliver(session, channel.send(kind, message))
+        return self._deliver(channel, session, channel.send(kind, message))
 
-    def _deliver(self, session: ClientSession, out: Outgoing) -> list[Action]:
-        return [action for frame in out.frames for action in session.feed(frame)]
+    def _deliver(self, channel: Channel, session: ClientSession, out: Outgoing) -> list[Action]:
+        actions = [action for frame in out.frames for action in session.feed(frame)]
+        channel.confirm(session.channel.received)  # no need to wait for the client's next message
+        return actions
 
     def _receive(self, client: int, out: Outgoing) -> Incoming:
         channel, _ = self._ends[client]

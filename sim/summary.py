@@ -28,7 +28,7 @@ def read_rows(folder: Path) -> Iterator[Row]:
                 cells["direction"],  # type: ignore[arg-type]
                 cells["kind"],
                 cells["status"],  # type: ignore[arg-type]
-                **numbers,
+                **numbers,  # type: ignore[arg-type]
             )
 
 

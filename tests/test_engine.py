@@ -683,7 +683,6 @@ def test_killed_at_every_kind_of_moment_and_resumed(
     assert_like(folder, undisturbed[wire], wire)
 
 
-@pytest.mark.xfail(strict=True, reason="rows of sent messages wait in memory until the peer confirms them")
 def test_a_kill_loses_no_bytes(tmp_path: Path) -> None:
     # Without scores, a reused client says nothing for rounds: whether its model arrived stays open so long.
     config = small_config(tmp_path / "run", *LINE, method="age-only")

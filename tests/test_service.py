@@ -410,6 +410,28 @@ async def test_a_stopped_server_says_so_and_goes_on_later(tmp_path):
         assert running.federation.arrays()["weight"].max() == 4.0
 
 
+@pytest.mark.parametrize(("received", "status"), [(3, "ok"), (2, "lost"), (None, "lost")])
+async def test_messages_of_a_broken_off_round_are_settled_after_a_restart(tmp_path, received, status):
+    """Charged once: the round is run again. Whether the order to train arrived, the next Join tells."""
+    async with serving(tmp_path, clients=1, rounds=1) as running, running.client() as client:
+        session = (await client.join(0)).session
+        await client.hear("train_order")
+    async with serving(tmp_path, clients=1, rounds=1) as running, running.client() as client:
+        before = {} if received is None else {"previous_session": session, "previous_received": received}
+        await client.join(0, **before)
+        await client.work()
+        assert await running.task is True
+    # welcome, model, train_order: the third message of the first session.
+    orders = [row["status"] for row in rows(tmp_path, kind="train_order")]
+    assert sorted(orders) == sorted([status, "ok"])
+    models = rows(tmp_path, kind="model")
+    assert len(models) == 2
+    assert sum(int(row["modelled"] or 0) for row in models) == running.federation.dense_bytes
+    assert running.federation.totals.total("down", "modelled") == running.federation.dense_bytes
+    sent = sum(int(row["grpc"]) for row in rows(tmp_path, direction="down"))
+    assert running.federation.totals.total("down", "grpc") == sent
+
+
 async def test_a_model_of_a_hundred_megabytes_goes_through_with_default_settings(tmp_path, monkeypatch):
     """25,600,000 float32 parameters, the size of a ResNet-50: 98 chunks each way, no message limit met."""
     schema = Schema.of([TensorSpec("weight", "float32", (25_600_000,), PARAMETER)])

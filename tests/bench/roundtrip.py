@@ -17,15 +17,17 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
-from workload import CLIENTS, MODELS, shapes
+from workload import CLIENTS, MODELS, change, shapes
 
 HERE = Path(__file__).parent
 CONTENDERS = {
@@ -34,10 +36,11 @@ CONTENDERS = {
     "fedreuse": ("federated.py", "--folder", "{folder}"),
 }
 ROUNDS = {"small": 20, "large": 5}
-CHANGE = 1e-3
 START_SECONDS, ROUND_SECONDS, EXIT_SECONDS = 60.0, 30.0, 15.0
+TIMES = ("wall", "cpu", "server_cpu", "client_cpu")
 
-console = Console()
+console = Console(width=None if sys.stdout.isatty() else 110)
+_mean = statistics.fmean
 
 
 class BenchError(Exception):
@@ -56,16 +59,14 @@ class Cast:
 
     async def __aexit__(self, *_: object) -> None:
         alive = [process for process in self.members.values() if process.returncode is None]
-        for process in alive:
-            process.terminate()
-        waits = [asyncio.create_task(process.wait()) for process in alive]
-        if waits:
-            _, stuck = await asyncio.wait(waits, timeout=EXIT_SECONDS)
-            if stuck:
-                for process in alive:
-                    if process.returncode is None:
-                        process.kill()
-                await asyncio.wait(stuck)
+        for end in (asyncio.subprocess.Process.terminate, asyncio.subprocess.Process.kill):
+            for process in alive:
+                end(process)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(EXIT_SECONDS):
+                    for process in alive:
+                        await process.wait()
+            alive = [process for process in alive if process.returncode is None]
 
     async def start(self, name: str, command: Sequence[str]) -> asyncio.subprocess.Process:
         pipe = asyncio.subprocess.PIPE
@@ -140,7 +141,7 @@ async def measure(contender: str, model: str, rounds: int) -> dict[str, Any]:
             raise BenchError(f"{contender}, {model}: not done after {limit:.0f} s") from None
         except BenchError as error:
             raise BenchError(f"{contender}, {model}: {error}") from None
-    if abs(result["moved"] / (CHANGE * rounds) - 1) > 1e-3:
+    if abs(result["moved"] / (float(change(0)) * rounds) - 1) > 1e-3:
         raise BenchError(f"{contender}, {model}: {rounds} rounds moved the model by {result['moved']}")
     both = zip(result["server_cpu"], result["client_cpu"], strict=True)
     return result | {"cpu": [server + client for server, client in both]}
@@ -167,57 +168,49 @@ async def session(
 
 # ---------------------------------------------------------------- showing it
 
-_mean = statistics.fmean
 
-
-def spread(values: Sequence[float], form: Callable[[float], str]) -> str:
+def spread(values: Sequence[float], form: str) -> str:
     """Median and range."""
-    return f"{form(statistics.median(values))} ({form(min(values))}-{form(max(values))})"
+    shown = map(form.format, (statistics.median(values), min(values), max(values)))
+    return "{} ({} - {})".format(*shown)
 
 
 def costs(results: Sequence[Any], model: str, contenders: Sequence[str]) -> Table:
-    """Seconds and memory of one model, and what they are in floors."""
+    """Seconds per round and memory of one model, and the seconds in floors."""
     table = Table(title=f"{model}: {raw_bytes(model):,} bytes to and from each of {CLIENTS} clients")
-    for column in (
-        "",
-        "wall s/round",
-        "CPU s/round",
-        "server CPU",
-        "clients' CPU",
-        "server peak MB",
-        "clients' peak MB",
-    ):
+    for column in ("", "wall s/round", "CPU s/round", "server", "clients", "server MB", "clients MB"):
         table.add_column(column, justify="right" if column else "left")
     of = {name: [r for r in results if (r["model"], r["contender"]) == (model, name)] for name in contenders}
     for name, runs in of.items():
-        seconds = [
-            spread([_mean(run[key]) for run in runs], "{:.3f}".format)
-            for key in ("wall", "cpu", "server_cpu", "client_cpu")
+        seconds = {key: [_mean(run[key]) for run in runs] for key in TIMES}
+        memory = [
+            f"{statistics.median(run[key] for run in runs) / 1e6:.0f}" for key in ("server_rss", "client_rss")
         ]
-        memory = [f"{max(run[key] for run in runs) / 1e6:.0f}" for key in ("server_rss", "client_rss")]
-        table.add_row(name, *seconds, *memory)
-    for base in contenders[:-1]:
-        pairs = list(zip(of[base], of[contenders[-1]], strict=True))
-        ratios = [
-            spread([_mean(run[key]) / _mean(below[key]) for below, run in pairs], "{:.2f}x".format)
-            for key in ("wall", "cpu", "server_cpu", "client_cpu")
-        ]
-        table.add_row(f"{contenders[-1]} / {base}", *ratios, style="bold")
+        table.add_row(name, *_cells(seconds, "{:.3f}"), *memory)
+    *floors, ours = contenders
+    for floor in floors:
+        pairs = list(zip(of[floor], of[ours], strict=True))
+        ratios = {key: [_mean(run[key]) / _mean(below[key]) for below, run in pairs] for key in TIMES}
+        table.add_row(f"{ours} / {floor}", *_cells(ratios, "{:.2f}"), style="bold")
     return table
+
+
+def _cells(values: Mapping[str, Sequence[float]], form: str) -> list[str]:
+    """Ranges for what matters most, medians for its parts."""
+    ranges = [spread(values[key], form) for key in ("wall", "cpu")]
+    return ranges + [form.format(statistics.median(values[key])) for key in ("server_cpu", "client_cpu")]
 
 
 def overhead(results: Sequence[Any], models: Sequence[str]) -> Table:
     """What the ledger says about bytes, against the bytes of the bare model."""
-    table = Table(title="fedreuse's bytes per round over those of the bare model (gRPC layer)")
+    table = Table(title="fedreuse's bytes per round (gRPC layer) over those of the bare model")
     for column in ("", "up", "down"):
         table.add_column(column, justify="right" if column else "left")
     for model in models:
         runs = [r for r in results if r["model"] == model and "up" in r]
         bare = CLIENTS * raw_bytes(model)
-        ratios = [
-            spread([n / bare for run in runs for n in run[way]], "{:.6f}".format) for way in ("up", "down")
-        ]
-        table.add_row(model, *ratios)
+        ways = ([n / bare for run in runs for n in run[way]] for way in ("up", "down"))
+        table.add_row(model, *(spread(ratios, "{:.6f}") for ratios in ways))
     return table
 
 
@@ -240,7 +233,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", choices=MODELS, help="one model only (default: both)")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--rounds", type=int, help="per run; default: " + str(ROUNDS))
+    parser.add_argument(
+        "--rounds",
+        type=int,
+        help="per run (default: " + ", ".join(f"{n} {m}" for m, n in ROUNDS.items()) + ")",
+    )
     parser.add_argument("--json", type=Path, help="write all raw values here")
     parser.add_argument(
         "--tuned-floor",
@@ -257,7 +254,7 @@ def main() -> None:
     try:
         results = asyncio.run(session(models, contenders, arguments.repeats, arguments.rounds))
     except BenchError as error:
-        console.print(f"[red]failed:[/red] {error}", highlight=False)
+        console.print(f"[red]failed:[/red] {escape(str(error))}", highlight=False)
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)
