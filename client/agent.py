@@ -13,12 +13,12 @@ import secrets
 import time
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 
 from fedreuse.client.errors import AgentError
-from fedreuse.client.participant import LocalUpdate, Participant, Score, failure
+from fedreuse.client.results import LocalUpdate, Score, failure
 from fedreuse.client.session import Action, ClientSession, Closed, DoScore, DoTrain, Stop, Welcomed
 from fedreuse.proto import federation_pb2 as pb
 from fedreuse.proto import transport
@@ -26,6 +26,9 @@ from fedreuse.proto.channel import Ledger
 from fedreuse.proto.errors import SESSION_CODES_FROM, ProtocolError, code_name
 from fedreuse.proto.faults import Fault, FaultPlan, Phase
 from fedreuse.proto.frames import Outgoing
+
+if TYPE_CHECKING:
+    from fedreuse.client.participant import Participant  # it needs torch, talking does not
 
 log = logging.getLogger("fedreuse.client")
 

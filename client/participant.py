@@ -5,39 +5,19 @@ The agent (over gRPC) and the simulator drive the same object.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from fedreuse.client.held import Held, HeldStore
 from fedreuse.client.proxy import Signature, discrepancy, head_gradient, refreshed
+from fedreuse.client.results import LocalUpdate, Score
 from fedreuse.client.settings import ClientPlan
 from fedreuse.client.task import Task
 from fedreuse.client.trainer import train
 from fedreuse.client.workbench import Workbench
-from fedreuse.proto import federation_pb2 as pb
 from fedreuse.proto import modelled
 from fedreuse.proto.codec import Payload, encode
-from fedreuse.proto.errors import ProtocolError
 from fedreuse.proto.schema import PARAMETER, Schema
 from fedreuse.proto.streams import Purpose
 
 SIGNATURE = "signature"
-
-
-@dataclass(frozen=True, slots=True)
-class Score:
-    """D, and the round of the signature it was compared with (None: the client holds none, D is 1)."""
-
-    value: float
-    signature_round: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class LocalUpdate:
-    """The encoded update of a local training of `steps` optimiser steps."""
-
-    payload: Payload
-    steps: int
-    train_loss: float
 
 
 class Participant:
@@ -120,10 +100,3 @@ class Participant:
         if spec.kind != PARAMETER:
             return spec.size
         return modelled.kept(spec.size, self._plan.compressor.keep_ratio)
-
-
-def failure(error: Exception) -> tuple[pb.Code, str]:
-    """How a client reports its own failure to the server."""
-    if isinstance(error, ProtocolError):
-        return error.code, error.detail
-    return pb.CLIENT_FAILED, f"{type(error).__name__}: {error}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fedreuse.client.held import Held
-from fedreuse.client.participant import LocalUpdate, Score
+from fedreuse.client.results import LocalUpdate, Score
 from fedreuse.client.settings import ClientPlan
 from fedreuse.proto import PROTOCOL_VERSION, codec, modelled
 from fedreuse.proto import federation_pb2 as pb

@@ -85,7 +85,7 @@ def choose_mode(spec: TensorSpec, kept: int) -> pb.Mode:
 
 def encode_tensor(
     spec: TensorSpec, values: Array, kept: int, mode: pb.Mode | None = None
-) -> tuple[pb.Mode, bytes]:
+) -> tuple[pb.Mode, Buffer]:
     """Bytes of one tensor with its `kept` largest coordinates, in the smallest or the given mode.
 
     `values` is one-dimensional with the schema's dtype. Raises ProtocolError NOT_FINITE on NaN or Inf.
@@ -94,7 +94,7 @@ def encode_tensor(
         raise ProtocolError(pb.NOT_FINITE, f"tensor {spec.name!r} contains NaN or Inf")
     mode = choose_mode(spec, kept) if mode is None else mode
     if kept >= spec.size and mode == pb.DENSE:
-        return mode, values.tobytes()
+        return mode, np.ascontiguousarray(values).view(np.uint8).data
     mask = keep_largest(values, kept)
     if mode == pb.DENSE:
         return mode, np.where(mask, values, np.zeros((), values.dtype)).tobytes()

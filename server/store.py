@@ -13,6 +13,7 @@ import io
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -64,6 +65,7 @@ class RunStore:
         meta = self._read_meta()
         lengths = meta["lengths"] if meta else {}
         self._files = {name: _open_at(folder / name, lengths.get(name, 0)) for name in TABLES}
+        self._syncing = ThreadPoolExecutor(len(TABLES), thread_name_prefix="sync")
 
     def close(self) -> None:
         """Let go of the folder. Raises OSError, the folder being free all the same, if the disk is full."""
@@ -72,6 +74,7 @@ class RunStore:
             stack.callback(self._env.close)
             for handle in self._files.values():
                 stack.callback(handle.close)
+            self._syncing.shutdown()
 
     def __enter__(self) -> RunStore:
         return self
@@ -106,7 +109,7 @@ class RunStore:
     def initialise(self, state: RunState, headers: Mapping[str, Sequence[str]]) -> None:
         """Commit a fresh state; `headers` are the column names of the CSV tables."""
         for name, columns in headers.items():
-            self._files[name].write(_csv_line(columns))
+            self._files[name].write(_csv_text([columns]))
         self.commit(state, changed=state.caches)
 
     def commit(
@@ -123,9 +126,10 @@ class RunStore:
         Raises OSError if the disk is full; the last commit then still stands.
         """
         for name, table in (rows or {}).items():
-            self._files[name].write("".join(_csv_line(row) for row in table))
+            self._files[name].write(_csv_text(table))
         self._files["events.jsonl"].write("".join(json.dumps(event) + "\n" for event in events))
-        lengths = {name: _flush(handle) for name, handle in self._files.items()}
+        # At the same time, so that one journal commit of the file system serves all.
+        lengths = dict(zip(self._files, self._syncing.map(_flush, self._files.values()), strict=True))
         meta = {
             "run": state.run,
             "schema_hash": state.schema_hash,
@@ -188,9 +192,9 @@ def _flush(handle: IO[str]) -> int:
     return os.fstat(handle.fileno()).st_size
 
 
-def _csv_line(cells: Sequence[Any]) -> str:
+def _csv_text(rows: Iterable[Sequence[Any]]) -> str:
     out = io.StringIO()
-    csv.writer(out, lineterminator="\n").writerow(["" if cell is None else cell for cell in cells])
+    csv.writer(out, lineterminator="\n").writerows(rows)
     return out.getvalue()
 
 

@@ -7,7 +7,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any
 
 from fedreuse.client.held import HeldStore
-from fedreuse.client.participant import LocalUpdate, Score, failure
+from fedreuse.client.results import LocalUpdate, Score, failure
 from fedreuse.proto import federation_pb2 as pb
 from fedreuse.proto.errors import ProtocolError
 from fedreuse.proto.faults import Fault, FaultPlan, Phase

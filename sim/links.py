@@ -6,7 +6,7 @@ import secrets
 from typing import Protocol
 
 from fedreuse.client.held import Held
-from fedreuse.client.participant import LocalUpdate, Score
+from fedreuse.client.results import LocalUpdate, Score
 from fedreuse.client.session import Action, ClientSession, Closed
 from fedreuse.client.settings import ClientPlan
 from fedreuse.proto import federation_pb2 as pb

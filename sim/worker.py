@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from fedreuse.client.held import Held, HeldStore
 from fedreuse.client.host import ClientHost, be_deterministic
-from fedreuse.client.participant import LocalUpdate, Participant, Score
+from fedreuse.client.participant import Participant
+from fedreuse.client.results import LocalUpdate, Score
 from fedreuse.client.settings import ClientPlan
 from fedreuse.client.task import Task
 from fedreuse.client.workbench import resolve_device

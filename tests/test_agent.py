@@ -14,7 +14,7 @@ from wire import QUICK, RATIO, SCHEMA, NotebookLedger, serving
 from fedreuse.client.agent import Agent
 from fedreuse.client.errors import AgentError
 from fedreuse.client.held import Held
-from fedreuse.client.participant import LocalUpdate, Score
+from fedreuse.client.results import LocalUpdate, Score
 from fedreuse.proto import federation_pb2 as pb
 from fedreuse.proto import transport
 from fedreuse.proto.codec import encode

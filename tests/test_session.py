@@ -9,7 +9,7 @@ import pytest
 from support import Ledger
 
 from fedreuse.client.held import Held
-from fedreuse.client.participant import LocalUpdate, Score
+from fedreuse.client.results import LocalUpdate, Score
 from fedreuse.client.session import ClientSession, Closed, DoScore, DoTrain, Stop, Welcomed
 from fedreuse.client.settings import ClientPlan, CompressorSettings, ProxySettings
 from fedreuse.proto import PROTOCOL_VERSION

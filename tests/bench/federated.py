@@ -16,7 +16,7 @@ from workload import CLIENTS, MODELS, arrays, change, is_buffer, shapes
 from fedreuse.client.agent import Agent
 from fedreuse.client.held import Held
 from fedreuse.client.ledger import ClientLedger
-from fedreuse.client.participant import LocalUpdate
+from fedreuse.client.results import LocalUpdate
 from fedreuse.client.settings import ClientPlan
 from fedreuse.proto.allocator import keep_large_blocks
 from fedreuse.proto.codec import Payload, encode
