@@ -158,7 +158,7 @@ class Service:
                 self._threads, Broadcast.of, federation.schema, number, federation.model()
             )
             present = self._peers.keys() | self._grace.keys()
-            absent = [c for c in federation.cohort(number) if c not in present or self._away(c, number)]
+            absent = [c for c in federation.cohort(number) if c not in present or self._away(c)]
             self._dispatch(federation.open_round(absent))
 
     async def _close_round(self) -> None:
@@ -173,17 +173,16 @@ class Service:
     def _round_complete(self) -> bool:
         return self._federation.round is not None and self._federation.round.complete
 
-    def _away(self, client: int, number: int) -> bool:
-        """True while a planned crash keeps a client away from round `number`."""
-        deaths = (f for past in range(number) for f in self._faults.deaths(past))
-        return any(f.client == client and f.returns - 1 > number for f in deaths)
+    def _away(self, client: int) -> bool:
+        """True while a planned crash keeps a client away.
 
-    def _dying(self, client: int) -> bool:
-        """True while the round is open in which a planned crash takes a client away."""
+        It may come back between the rounds before the one in which it is expected, not in the middle of an
+        earlier one: what it hears then would depend on chance.
+        """
         open_round = self._federation.round
-        return open_round is not None and any(
-            f.client == client for f in self._faults.deaths(open_round.number)
-        )
+        number = open_round.number if open_round else self._federation.next_round
+        deaths = (f for past in range(number + bool(open_round)) for f in self._faults.deaths(past))
+        return any(f.client == client and f.returns - 1 > number for f in deaths)
 
     def _dispatch(self, commands: list[Command]) -> None:
         for command in commands:
@@ -279,7 +278,7 @@ class Service:
             raise ProtocolError(pb.STOPPING, "the server is stopping")
         if federation.finished:
             raise ProtocolError(pb.FINISHED, "all rounds are done")
-        if self._away(client, federation.next_round + (federation.round is not None)) or self._dying(client):
+        if self._away(client):
             raise ProtocolError(pb.AWAY, f"client {client} is to stay away for now (planned fault)")
         if client in self._peers:
             raise ProtocolError(pb.ALREADY_CONNECTED, f"client {client} joined in the same moment")

@@ -36,7 +36,7 @@ class Standin:
     def __init__(self, client: int) -> None:
         self.client = client
 
-    def welcome(self, _run: str, schema: Schema, _plan: ClientPlan, _confirmed: int | None) -> None:
+    def welcome(self, _run: str, schema: Schema, *_: object) -> None:
         self._schema = schema
 
     def train(self, _round: int, weights: Payload) -> LocalUpdate:
