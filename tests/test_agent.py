@@ -42,7 +42,7 @@ class Stub:
         self.trainings: list[int] = []
         self.accepted: list[int] = []
         self.pending: list[int | None] = []
-        self.error: Exception | None = None
+        self.errors: dict[int, Exception] = {}
 
     def welcome(self, run, schema, plan, confirmed, pending) -> None:
         assert schema == SCHEMA
@@ -54,8 +54,8 @@ class Stub:
     def train(self, round, weights) -> LocalUpdate:
         self.trainings.append(round)
         assert self.may_train.wait(20)
-        if self.error is not None:
-            raise self.error
+        if round in self.errors:
+            raise self.errors[round]
         arrays = {i: np.ones(SCHEMA.tensors[i].size, np.float32) for i in SCHEMA.travelling}
         payload = encode(SCHEMA, arrays, lambda i: kept(20, RATIO) if i == 0 else 5)
         return LocalUpdate(payload, 1, 0.5)
@@ -172,20 +172,18 @@ async def test_it_waits_for_a_server_that_starts_later_and_again_after_a_stop(tm
 async def test_its_own_failure_is_reported_and_it_goes_on(tmp_path):
     async with serving(tmp_path, clients=1, rounds=3) as running:
         stub = Stub()
-        stub.error = RuntimeError("out of memory")
-        work = asyncio.create_task(agent(running.address, stub).run())
-        await until(lambda: stub.trainings == [0, 1])
-        stub.error = None
-        await asyncio.wait_for(work, 20)
+        stub.errors = {0: RuntimeError("out of memory"), 1: RuntimeError("out of memory")}
+        await asyncio.wait_for(agent(running.address, stub).run(), 20)
     faults = running.events(tmp_path, "fault")
     assert {(f["code"], f["detail"]) for f in faults} == {("CLIENT_FAILED", "RuntimeError: out of memory")}
-    assert 2 in stub.accepted
+    assert [f["round"] for f in faults] == [1, 2]
+    assert stub.accepted == [2]
 
 
 async def test_a_diverged_update_never_leaves_the_client(tmp_path):
     async with serving(tmp_path, clients=1, rounds=1) as running:
         stub = Stub()
-        stub.error = ProtocolError(pb.NOT_FINITE, "tensor 'weight' contains NaN or Inf")
+        stub.errors = {0: ProtocolError(pb.NOT_FINITE, "tensor 'weight' contains NaN or Inf")}
         await asyncio.wait_for(agent(running.address, stub).run(), 20)
     assert "'weight' contains NaN" in running.events(tmp_path, "fault")[0]["detail"]
 
