@@ -51,6 +51,7 @@ class _Died(Exception):
 class Agent:
     """One client of a federation at `address` (HOST:PORT).
 
+    `expected` are the seed and the number of clients with which this client's data was divided, if it was;
     `compute` runs the training; `give_up` is how many seconds without a server are too many.
     """
 
@@ -62,6 +63,7 @@ class Agent:
         compute: ThreadPoolExecutor,
         faults: Iterable[Fault] = (),
         give_up: float = 300.0,
+        expected: tuple[int, int] | None = None,
     ) -> None:
         self._address, self._participant, self._ledger = address, participant, ledger
         self._compute, self._faults, self._give_up = compute, FaultPlan(faults), give_up
@@ -70,6 +72,8 @@ class Agent:
         self._work: dict[tuple[Phase, int], asyncio.Task[Any]] = {}
         self._welcomed = False
         self._waits = 0
+        self._run = ""
+        self._expected = expected
 
     @property
     def client(self) -> int:
@@ -95,6 +99,7 @@ class Agent:
                 reason = "planned fault"
             except _ConnectionLostError as lost:
                 reason = str(lost)
+                log.info("client %d: not connected: %s", self.client, reason)
             if self._welcomed:
                 alone_since, self._waits = time.monotonic(), 0
             alone = time.monotonic() - alone_since
@@ -121,6 +126,7 @@ class Agent:
             connection = _Connection(call, session)
             participant = self._participant
             try:
+                await call.wait_for_connection()
                 join = session.join(
                     participant.examples, participant.versions, self._instance, self._previous
                 )
@@ -189,10 +195,21 @@ class Agent:
         assert session.plan is not None
         confirmed = welcome.confirmed_round if welcome.HasField("confirmed_round") else None
         pending = welcome.pending_round if welcome.HasField("pending_round") else None
+        # Work of another run, or of a round that a restarted server opens anew, counts for nothing.
+        keep = pending if session.run == self._run else None
+        self._work = {key: task for key, task in self._work.items() if key[1] == keep}
+        self._run = session.run
         try:
             self._participant.welcome(session.run, session.schema, session.plan, confirmed, pending)
         except ProtocolError as error:
             raise AgentError(f"client {self.client}: {error}") from None
+        theirs = session.plan.seed, welcome.clients
+        if self._expected is not None and self._expected != theirs:
+            raise AgentError(
+                f"client {self.client}: configured with seed={self._expected[0]} "
+                f"clients.total={self._expected[1]}, the run has seed={theirs[0]} clients.total={theirs[1]}; "
+                "the data would be divided in another way, so use the run's"
+            )
         self._welcomed = True
         log.info("client %d: joined run %s", self.client, session.run)
 

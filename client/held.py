@@ -63,7 +63,10 @@ class _Lmdb:
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self._env = lmdb.open(str(folder), map_size=MAP_BYTES)
+        try:
+            self._env = lmdb.open(str(folder), map_size=MAP_BYTES)
+        except lmdb.Error as error:
+            raise OSError(f"the client state in {folder} cannot be opened: {error}") from None
 
     def get(self, key: str) -> bytes | None:
         with self._env.begin() as txn:
@@ -71,12 +74,15 @@ class _Lmdb:
         return value
 
     def write(self, changes: Mapping[str, bytes | None]) -> None:
-        with self._env.begin(write=True) as txn:
-            for key, value in changes.items():
-                if value is None:
-                    txn.delete(key.encode())
-                else:
-                    txn.put(key.encode(), value)
+        try:
+            with self._env.begin(write=True) as txn:
+                for key, value in changes.items():
+                    if value is None:
+                        txn.delete(key.encode())
+                    else:
+                        txn.put(key.encode(), value)
+        except (lmdb.DiskError, lmdb.ReadonlyError, lmdb.MapFullError) as error:
+            raise OSError(f"client state cannot be written to {self._env.path()}: {error}") from None
 
     def close(self) -> None:
         self._env.close()

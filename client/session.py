@@ -178,6 +178,8 @@ class ClientSession:
         self.number, self.run, self.rounds = message.session, message.run, message.rounds
         self.heartbeat_seconds = max(0.05, message.heartbeat_seconds)
         if self._previous is not None:
+            if self._previous.run != message.run:
+                self.open_round = self.weights = None
             known = message.previous_received if message.HasField("previous_received") else None
             self._previous.channel.settle(known)
             self._previous = None
@@ -193,7 +195,7 @@ class ClientSession:
             raise ProtocolError(pb.WRONG_ROUND, f"an order for round {round} without its model")
         return round
 
-    def _modelled(self, kind: str) -> int:
+    def _modelled(self, kind: str, _round: int) -> int:
         if kind not in ("update", "model") or self._schema is None or self.plan is None:
             return 0
         tensors = [(t.size, t.width) for t in self._schema.tensors]

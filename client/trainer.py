@@ -67,8 +67,9 @@ def train(
                 loss = extra.loss(task.loss(model, batch))
             scaler.scale(loss).backward()
             scaler.step(optimiser)
+            before = scaler.get_scale()
             scaler.update()
-            steps += 1
+            steps += scaler.get_scale() >= before  # a smaller scale means that the step was skipped
             losses.append(loss.detach())
     return Trained(steps, float(torch.stack(losses).mean()))
 

@@ -28,10 +28,13 @@ class Ledger(Protocol):
     def write(self, row: Row) -> None: ...
 
 
+Charge = Callable[[str, int], int]
+
+
 class Channel:
     """The `side` end of client `client`'s session.
 
-    `modelled(kind)` is what the papers' byte model charges for a message of that kind.
+    `modelled(kind, round)` is what the papers' byte model charges for a message of that kind.
     """
 
     def __init__(
@@ -39,7 +42,7 @@ class Channel:
         side: Side,
         client: int,
         ledger: Ledger,
-        modelled: Callable[[str], int],
+        modelled: Charge,
         schema: Schema | None = None,
         admit: Admit = lambda _kind, _header: None,
     ) -> None:
@@ -68,7 +71,7 @@ class Channel:
         """Bodies can be received from now on."""
         self._receiver.schema = schema
 
-    def admit_with(self, schema: Schema, admit: Admit, modelled: Callable[[str], int]) -> None:
+    def admit_with(self, schema: Schema, admit: Admit, modelled: Charge) -> None:
         """The server knows now who speaks: what it may send, and what its messages are charged."""
         self._receiver.schema, self._receiver.admit, self._modelled = schema, admit, modelled
 
@@ -127,7 +130,7 @@ class Channel:
             self.client,
             way,
             kind,
-            modelled=self._modelled(kind),
+            modelled=self._modelled(kind, number),
             payload=sizes.payload,
             message=sizes.message,
             grpc=sizes.grpc,

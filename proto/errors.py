@@ -8,6 +8,10 @@ SESSION_CODES_FROM = 100
 """Codes from here on end a session; smaller ones concern one message or one round."""
 
 
+HARMLESS = frozenset({pb.UNEXPECTED, pb.DUPLICATE, pb.LATE, pb.WRONG_ROUND})
+"""Refusals that say nothing about the sender's ability to go on with the round."""
+
+
 class ProtocolError(Exception):
     """Something from a peer that cannot be accepted.
 

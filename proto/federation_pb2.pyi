@@ -173,7 +173,7 @@ class Join(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., client: _Optional[int] = ..., examples: _Optional[int] = ..., instance: _Optional[int] = ..., run: _Optional[str] = ..., held_round: _Optional[int] = ..., staged_round: _Optional[int] = ..., open_round: _Optional[int] = ..., previous_session: _Optional[int] = ..., previous_received: _Optional[int] = ..., software: _Optional[str] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("protocol_version", "run", "session", "schema", "plan", "confirmed_round", "rounds", "heartbeat_seconds", "previous_received", "pending_round")
+    __slots__ = ("protocol_version", "run", "session", "schema", "plan", "confirmed_round", "rounds", "heartbeat_seconds", "previous_received", "pending_round", "clients")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     RUN_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
@@ -184,6 +184,7 @@ class Welcome(_message.Message):
     HEARTBEAT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     PREVIOUS_RECEIVED_FIELD_NUMBER: _ClassVar[int]
     PENDING_ROUND_FIELD_NUMBER: _ClassVar[int]
+    CLIENTS_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     run: str
     session: int
@@ -194,7 +195,8 @@ class Welcome(_message.Message):
     heartbeat_seconds: float
     previous_received: int
     pending_round: int
-    def __init__(self, protocol_version: _Optional[int] = ..., run: _Optional[str] = ..., session: _Optional[int] = ..., schema: _Optional[_Union[Schema, _Mapping]] = ..., plan: _Optional[_Union[ClientPlan, _Mapping]] = ..., confirmed_round: _Optional[int] = ..., rounds: _Optional[int] = ..., heartbeat_seconds: _Optional[float] = ..., previous_received: _Optional[int] = ..., pending_round: _Optional[int] = ...) -> None: ...
+    clients: int
+    def __init__(self, protocol_version: _Optional[int] = ..., run: _Optional[str] = ..., session: _Optional[int] = ..., schema: _Optional[_Union[Schema, _Mapping]] = ..., plan: _Optional[_Union[ClientPlan, _Mapping]] = ..., confirmed_round: _Optional[int] = ..., rounds: _Optional[int] = ..., heartbeat_seconds: _Optional[float] = ..., previous_received: _Optional[int] = ..., pending_round: _Optional[int] = ..., clients: _Optional[int] = ...) -> None: ...
 
 class Schema(_message.Message):
     __slots__ = ("tensors", "hash")

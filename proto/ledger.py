@@ -66,7 +66,7 @@ class Totals:
         """Take an added row's modelled charge back."""
         if row.modelled is not None:
             self._sums[row.direction, row.kind, row.status, "modelled"] -= row.modelled
-            row.modelled = None
+            row.modelled = 0
 
     def dump(self) -> list[list[str | int]]:
         """The sums in a form that JSON can hold; `restore` reads it."""

@@ -22,7 +22,7 @@ from fedreuse.proto import federation_pb2 as pb
 from fedreuse.proto import modelled
 from fedreuse.proto.codec import Payload, check_body, dense_payload, require
 from fedreuse.proto.errors import ProtocolError, code_name
-from fedreuse.proto.ledger import COLUMNS, LAYERS, Row, Totals
+from fedreuse.proto.ledger import COLUMNS, LAYERS, Direction, Row, Totals
 from fedreuse.proto.schema import PARAMETER, Schema
 from fedreuse.proto.streams import cohort
 from fedreuse.server.aggregate import StepSettings, Term, state_is_finite, step
@@ -75,6 +75,8 @@ class FederationSettings(BaseModel):
     def _consistent(self) -> FederationSettings:
         if self.per_round > self.total:
             raise ValueError(f"{self.per_round} clients per round of {self.total} in total")
+        if self.minimum > self.per_round:
+            raise ValueError(f"{self.minimum} contributions wanted of {self.per_round} clients per round")
         if self.gate.kind != "none" and self.memory.kind == "none":
             raise ValueError(f"gate {self.gate.kind!r} decides on reuse, so memory.kind must not be 'none'")
         return self
@@ -147,6 +149,7 @@ class Federation:
         self._rows: deque[Row] = deque()
         self._events: deque[Mapping[str, Any]] = deque()
         self._counting = Lock()
+        self._half_done = False
         # Sent and not confirmed yet; what belongs to a round survives a kill, so that no charge is forgotten.
         self._waiting: dict[int, Row] = {}
         self._left_over: dict[int, list[Row]] = {}
@@ -187,7 +190,9 @@ class Federation:
         if self.settings.gate.kind == "score" and (
             run != self.state.run or cached.round not in (held, staged)
         ):
-            self._drop_cache(client, f"the client holds round {held}, the cached update is of {cached.round}")
+            self._drop_cache(
+                client, f"the client holds round {_shown(held)}, the cached update is of {cached.round + 1}"
+            )
             return None
         return cached.round
 
@@ -256,10 +261,11 @@ class Federation:
         """The expensive half of admission, safe to run in another thread. Raises ProtocolError."""
         check_body(self.schema, payload, message.transfer.checksum)
 
-    def accept(self, client: int, message: pb.SparseUpdate, payload: Payload) -> None:
-        """A verified update enters the round. Raises ProtocolError if it may not any more."""
+    def accept(self, client: int, message: pb.SparseUpdate, payload: Payload, row: Row) -> None:
+        """A verified update enters the round and its row is charged. Raises ProtocolError if it is too late."""
         update = Update(payload, message.steps, message.train_loss)
         self._current(client, message.round).update(client, message.round, update)
+        self.charge(row)
         self.event("update", client=client, steps=message.steps, train_loss=_finite(message.train_loss))
 
     def fail(self, client: int, code: pb.Code, detail: str) -> list[Command]:
@@ -297,6 +303,7 @@ class Federation:
         round = self.round
         assert round is not None
         assert round.complete
+        self._half_done = True
         contributions = round.contributions()
         flat, void = self._aggregate(contributions)
         stood_in = frozenset(c.client for c in contributions if c.update is None and not void)
@@ -309,6 +316,7 @@ class Federation:
         row = self._round_row(round, void, stood_in, metrics)
         self._note_best(metrics)
         self._flush(row)
+        self._half_done = False
         self.latest = row
         return closings
 
@@ -353,7 +361,10 @@ class Federation:
                 self._changed.add(client)
             return Closing(client, round.number, accepted=True)
         self.record(Row(round.number, client, "up", "fault", "fault", modelled=0))
-        if client not in self._broadcast:
+        with self._counting:
+            uncharged = client not in self._broadcast
+            self._broadcast.add(client)
+        if uncharged:
             self.record(Row(round.number, client, "down", "model", "fault", modelled=self.dense_bytes))
         code, bridged = code_name(seat.fault), client in stood_in
         self.event("fault", client=client, code=code, detail=seat.detail, bridged=bridged)
@@ -436,6 +447,8 @@ class Federation:
         What a broken-off round moved stays counted, but its convention's charges go: the round will be run
         again, and charged then.
         """
+        if self._half_done:
+            return  # a commit failed in the middle: what the disk holds is right, what memory holds is not
         with self._counting:
             for row in (*self._rows, *self._waiting.values()):
                 if row.round >= self.next_round:
@@ -468,15 +481,23 @@ class Federation:
 
     # ------------------------------------------------------------ ledger and events
 
-    def modelled_bytes(self, kind: str, client: int) -> int:
-        """What the papers' model charges for a message: a dense model once per selected client and round
-        (the symmetric convention), the fields of an update, nothing for control traffic."""
-        if kind == "update":
-            return self.update_bytes
-        if kind == "model" and client not in self._broadcast:
+    def modelled_bytes(self, kind: str, client: int, round: int) -> int:
+        """What the papers' model charges for a message as it is sent or comes in: a dense model once per
+        selected client and round (the symmetric convention), nothing for control traffic. An update is
+        charged when it is accepted."""
+        if kind != "model" or round < self.next_round:
+            return 0
+        with self._counting:
+            fresh = client not in self._broadcast
             self._broadcast.add(client)
-            return self.dense_bytes
-        return 0
+        return self.dense_bytes if fresh else 0
+
+    def charge(self, row: Row) -> None:
+        """An accepted update: its row, counted before, gets the model's charge B_i."""
+        with self._counting:
+            row.modelled = self.update_bytes
+            self.totals.add([Row(row.round, row.client, row.direction, row.kind, modelled=self.update_bytes)])
+            self._layer_sums[row.round, row.direction, "modelled"] += self.update_bytes
 
     def count(self, row: Row) -> None:
         """Add a message to the sums of its round as soon as it was sent or received."""
@@ -486,7 +507,7 @@ class Federation:
             self.totals.add([row])
             for layer in LAYERS:
                 value = getattr(row, layer)
-                if value is not None:
+                if value is not None and row.round == self.next_round:
                     self._layer_sums[row.round, row.direction, layer] += value
 
     def write(self, row: Row) -> None:
@@ -498,6 +519,11 @@ class Federation:
     def record(self, row: Row) -> None:
         self.count(row)
         self.write(row)
+
+    def byte_totals(self, way: Direction) -> dict[str, int | None]:
+        """Bytes so far by layer."""
+        with self._counting:
+            return self.totals.layers(way)
 
     def event(self, type: str, **fields: Any) -> None:
         """Append to events.jsonl with the next commit; the round is the open or coming one, from 1."""

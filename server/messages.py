@@ -74,6 +74,7 @@ def welcome(
         heartbeat_seconds=heartbeat,
         previous_received=previous_received,
         pending_round=pending,
+        clients=federation.settings.total,
     )
 
 

@@ -190,12 +190,15 @@ class Round(Generic[U]):
         return self._apply_quota()
 
     def deadline(self) -> list[Command]:
-        """Time is up: everybody still pending is given up."""
-        # All at once, so that the quota promotes nobody who is given up in the same breath.
+        """Time is up: who still owes a score or an update is given up; who only waited is reused.
+
+        The quota promotes nobody any more: there is no time left to train.
+        """
         for seat in self.seats.values():
-            if seat.state in PENDING:
+            if seat.state in (State.SCORING, State.TRAINING):
                 self._fault(seat, pb.TIMEOUT, f"no answer before the deadline ({seat.state.value})")
-        return []
+        undecided = [client for client, seat in self.seats.items() if seat.state is State.UNDECIDED]
+        return [self._reuse(client, self.seats[client]) for client in undecided]
 
     # -- outcome
 

@@ -21,7 +21,7 @@ from google.protobuf.message import DecodeError
 from fedreuse.proto import PROTOCOL_VERSION, transport
 from fedreuse.proto import federation_pb2 as pb
 from fedreuse.proto.channel import Channel
-from fedreuse.proto.errors import SESSION_CODES_FROM, ProtocolError, code_name
+from fedreuse.proto.errors import HARMLESS, SESSION_CODES_FROM, ProtocolError, code_name
 from fedreuse.proto.faults import Fault, FaultPlan
 from fedreuse.proto.frames import Incoming
 from fedreuse.proto.ledger import LAYERS, Row
@@ -33,8 +33,6 @@ from fedreuse.server.settings import ServerSettings
 
 log = logging.getLogger("fedreuse.server")
 
-_HARMLESS = frozenset({pb.UNEXPECTED, pb.DUPLICATE, pb.LATE, pb.WRONG_ROUND})
-"""Refusals that say nothing about the sender's ability to go on with the round."""
 FAREWELL_SECONDS = 5.0
 
 
@@ -83,9 +81,9 @@ class Service:
         stop = asyncio.create_task(self._stopping.wait())
         try:
             await asyncio.wait({rounds, stop}, return_when=asyncio.FIRST_COMPLETED)
-            finished = rounds.done()
-            if finished:
+            if rounds.done():
                 await rounds
+            finished = self._federation.finished
             self._phase = "finished" if finished else "stopped"
             await self._farewell(pb.FINISHED if finished else pb.STOPPING)
             return finished
@@ -102,6 +100,8 @@ class Service:
             await server.stop(1.0)
             self._threads.shutdown()
             self._commit_thread.shutdown()
+            for peer in list(self._peers.values()):
+                self._left(peer)
             if self._phase == "finished":
                 for _, channel in self._broken.values():
                     channel.settle(None)
@@ -133,11 +133,16 @@ class Service:
         federation, settings = self._federation, self._settings
         await self._until(lambda: len(self._peers) >= federation.settings.total, settings.join_deadline)
         self._phase = "running"
-        while not federation.finished:
+        while not federation.finished and not self._stopping.is_set():
             await self._await_returns()
+            await self._await_somebody()
             await self._open_round()
+            if federation.round is None:
+                return  # stopped
             if not await self._until(self._round_complete, settings.round_deadline):
                 async with self._brain:
+                    if self._stopping.is_set():
+                        return
                     log.warning("round %d: deadline", federation.next_round + 1)
                     self._dispatch(federation.deadline())
             await self._close_round()
@@ -150,9 +155,22 @@ class Service:
         }
         await self._until(lambda: due <= self._peers.keys(), self._settings.join_deadline)
 
+    async def _await_somebody(self) -> None:
+        """A round nobody could take part in is not spent before a round's time has passed."""
+        federation = self._federation
+        due = {c for c in federation.cohort(federation.next_round) if not self._away(c)}
+        if due and not due & (self._peers.keys() | self._grace.keys()):
+            log.warning("round %d: none of the selected clients is here; waiting", federation.next_round + 1)
+            await self._until(
+                lambda: bool(due & self._peers.keys()) or self._stopping.is_set(),
+                self._settings.round_deadline,
+            )
+
     async def _open_round(self) -> None:
         federation = self._federation
         async with self._brain:
+            if self._stopping.is_set():
+                return
             number = federation.next_round
             self._broadcast = await self._in_thread(
                 self._threads, Broadcast.of, federation.schema, number, federation.model()
@@ -163,6 +181,8 @@ class Service:
 
     async def _close_round(self) -> None:
         async with self._brain:
+            if self._stopping.is_set():
+                return  # the round will be run again
             closings = await self._in_thread(self._commit_thread, self._federation.commit)
             self._broadcast = None
             for closing in closings:
@@ -203,7 +223,7 @@ class Service:
 
     async def _session(self, frames: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> None:
         """The handler of one stream: join, then read, write and beat until it ends."""
-        channel = Channel("server", -1, self._federation, lambda _kind: 0)
+        channel = Channel("server", -1, self._federation, lambda _kind, _round: 0)
         peer: Peer | None = None
         try:
             peer = await self._join(channel, frames)
@@ -224,6 +244,8 @@ class Service:
             error = reader.exception() if reader.done() and not reader.cancelled() else None
             if isinstance(error, ProtocolError):
                 await self._broke_the_rules(peer, error, context)
+            elif error is not None:
+                log.error("client %d: its session failed", peer.client, exc_info=error)
         except ProtocolError as error:
             log.warning("refused %s: %s", context.peer(), error)
             out = channel.send("abort", pb.Abort(code=error.code, detail=error.detail[:500]))
@@ -246,12 +268,20 @@ class Service:
         incoming, row = whole
         join: pb.Join = incoming.message
         row.client = channel.client = join.client
-        self._federation.write(row)
+        try:
+            return await self._admit(join, channel)
+        except ProtocolError:
+            row.status = "refused"
+            raise
+        finally:
+            self._federation.write(row)
+
+    async def _admit(self, join: pb.Join, channel: Channel) -> Peer:
         if join.protocol_version != PROTOCOL_VERSION:
             raise ProtocolError(
                 pb.VERSION_MISMATCH,
                 f"this server speaks protocol version {PROTOCOL_VERSION}, the client version "
-                f"{join.protocol_version} ({join.software or 'unnamed software'})",
+                f"{join.protocol_version} ({join.software[:100] or 'unnamed software'})",
             )
         await self._make_room(join)
         async with self._brain:
@@ -263,7 +293,8 @@ class Service:
         if old is None:
             return
         silence = time.monotonic() - old.heard
-        if old.instance != join.instance and silence < 2 * self._settings.heartbeat:
+        same = join.HasField("instance") and old.instance == join.instance
+        if not same and silence < 2 * self._settings.heartbeat:
             raise ProtocolError(
                 pb.ALREADY_CONNECTED,
                 f"client {join.client} has another live session, heard {silence:.1f} s ago; does one identity "
@@ -286,7 +317,7 @@ class Service:
         channel.admit_with(
             federation.schema,
             lambda _kind, header: federation.admit(client, header),
-            lambda kind: federation.modelled_bytes(kind, client),
+            lambda kind, number: federation.modelled_bytes(kind, client, number),
         )
         channel.session = secrets.randbits(63)
         peer = Peer(client, join.instance, channel.session, channel)
@@ -294,7 +325,12 @@ class Service:
         if timer := self._grace.pop(client, None):
             timer.cancel()
         self._peers[client] = peer
-        federation.event("joined", client=client, examples=join.examples, confirmed_round=confirmed)
+        federation.event(
+            "joined",
+            client=client,
+            examples=join.examples,
+            confirmed_round=None if confirmed is None else confirmed + 1,
+        )
         peer.post(
             "welcome",
             welcome(
@@ -318,7 +354,12 @@ class Service:
             self._federation.settle_left_over(join.client, join.previous_session, join.previous_received)
             return None
         known = session == join.previous_session
-        channel.settle(join.previous_received if known else None)
+        received = join.previous_received if known and join.HasField("previous_received") else None
+        try:
+            channel.settle(received)
+        except ProtocolError:
+            channel.settle(None)
+            raise
         return channel.received if known else None
 
     def _pending(self, client: int) -> int | None:
@@ -368,8 +409,9 @@ class Service:
     async def _watch(self, peer: Peer) -> None:
         """Returns when a peer has been silent for too long."""
         limit = self._settings.heartbeat * transport.PATIENCE
-        while (silence := time.monotonic() - peer.heard) < limit:
-            await asyncio.sleep(limit - silence)
+        # While a commit holds the brain, messages wait in the stream unread: that is not the client's silence.
+        while (silence := time.monotonic() - peer.heard) < limit or self._brain.locked():
+            await asyncio.sleep(max(limit - silence, 0.1))
         log.warning("client %d: silent for %.1f s", peer.client, silence)
 
     async def _broke_the_rules(
@@ -409,7 +451,7 @@ class Service:
                     )
                     async with self._brain:
                         assert incoming.payload is not None
-                        self._federation.accept(peer.client, incoming.message, incoming.payload)
+                        self._federation.accept(peer.client, incoming.message, incoming.payload, row)
                         self._notify()
                 case "abort":
                     await self._reported(peer, incoming.message)
@@ -430,12 +472,12 @@ class Service:
             self._federation.event(
                 "refused", client=peer.client, kind=kind, code=code_name(error.code), detail=error.detail
             )
-            if error.code not in _HARMLESS:
+            if error.code not in HARMLESS:
                 self._dispatch(self._federation.fail(peer.client, error.code, error.detail))
 
     async def _reported(self, peer: Peer, message: pb.Abort) -> None:
         """A client says that it cannot do its part."""
-        log.warning("client %d reports %s: %s", peer.client, code_name(message.code), message.detail)
+        log.warning("client %d reports %s: %s", peer.client, code_name(message.code), message.detail[:500])
         async with self._brain:
             if message.HasField("round") and message.round == self._federation.next_round:
                 commands = self._federation.fail(peer.client, pb.CLIENT_FAILED, message.detail[:500])
@@ -452,7 +494,7 @@ class Service:
         totals = [
             pb.ByteTotal(direction=way, layer=layer, bytes=value)
             for way in ("up", "down")
-            for layer, value in federation.totals.layers(way).items()
+            for layer, value in federation.byte_totals(way).items()
             if value is not None and layer in LAYERS
         ]
         reply = pb.StatusReply(

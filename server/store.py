@@ -61,8 +61,16 @@ class RunStore:
             )
         (folder / "state").mkdir(parents=True, exist_ok=True)
         self._lock = _exclusive(folder)
-        self._env = lmdb.open(str(folder / "state" / "server"), map_size=MAP_BYTES, max_dbs=0, subdir=True)
-        meta = self._read_meta()
+        try:
+            self._env = lmdb.open(
+                str(folder / "state" / "server"), map_size=MAP_BYTES, max_dbs=0, subdir=True
+            )
+            meta = self._read_meta()
+        except lmdb.Error as error:
+            self._lock.close()
+            raise RunError(
+                f"the state of {folder} cannot be read: {error}; restore the folder's state/"
+            ) from None
         lengths = meta["lengths"] if meta else {}
         self._files = {name: _open_at(folder / name, lengths.get(name, 0)) for name in TABLES}
         self._syncing = ThreadPoolExecutor(len(TABLES), thread_name_prefix="sync")

@@ -190,7 +190,8 @@ def server(
     """
     _logging(verbose)
     with errors():
-        from fedreuse.sim.folder import read_config
+        from fedreuse.server.store import RunError
+        from fedreuse.sim.folder import read_body, read_config
         from fedreuse.sim.roles import exit_with_parent as watch_parent
         from fedreuse.sim.roles import serve
         from fedreuse.sim.run import create_run, make_task
@@ -199,6 +200,8 @@ def server(
             watch_parent(os.getppid())
         if run is not None:
             resolved, folder = read_config(run), run
+            if read_body(run).startswith("sim"):
+                raise RunError(f"{run} belongs to `fedreuse sim`; continue it with `fedreuse resume {run}`")
             task = make_task(resolved) if evaluate else None
         else:
             resolved = _configuration(config, overrides, data)
@@ -397,7 +400,8 @@ def _indices(text: str, total: int) -> list[int]:
     for part in text.split(","):
         first, dash, last = part.partition("-")
         try:
-            found += range(int(first), int(last) + 1) if dash else [int(first)]
+            span = range(int(first), int(last) + 1) if dash else [int(first)]
+            found += span[: total + 1]
         except ValueError:
             _complain(ValueError(f"--clients {text!r}: write 3, 0-4 or 1,5,7"))
     bad = [i for i in found if not 0 <= i < total]

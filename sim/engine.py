@@ -9,7 +9,7 @@ from typing import Any
 from fedreuse.client.held import HeldStore
 from fedreuse.client.results import LocalUpdate, Score, failure
 from fedreuse.proto import federation_pb2 as pb
-from fedreuse.proto.errors import ProtocolError
+from fedreuse.proto.errors import HARMLESS, ProtocolError
 from fedreuse.proto.faults import Fault, FaultPlan, Phase
 from fedreuse.server.federation import Closing, Federation
 from fedreuse.server.round import AskScore, Command, Reuse, SendModel, State, Train
@@ -138,13 +138,16 @@ class Engine:
             self._link.failed(client, code, detail)
             return federation.fail(client, code, detail)
         if isinstance(result, Score):
-            return federation.score(client, self._link.score(client, result))
+            try:
+                return federation.score(client, self._link.score(client, result))
+            except ProtocolError as error:
+                return [] if error.code in HARMLESS else federation.fail(client, error.code, error.detail)
         fault = self._faults.at(federation.next_round, client, "upload")
         if fault is not None and fault.kind != "garbage":
             return self._play(fault)
         try:
-            message, payload = self._link.update(client, result, garbage=fault is not None)
-            federation.accept(client, message, payload)
+            message, payload, row = self._link.update(client, result, garbage=fault is not None)
+            federation.accept(client, message, payload, row)
         except ProtocolError as error:
             return federation.fail(client, error.code, error.detail)
         return []

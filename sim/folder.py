@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import json
 import os
 from collections.abc import Iterator
@@ -33,10 +34,21 @@ def read_config(folder: Path) -> RunConfig:
     path = folder / CONFIG
     if not path.exists():
         raise RunError(f"{folder} is not a run folder: it has no {CONFIG}")
+    _check_unchanged(folder, path)
     try:
         return RunConfig.model_validate(yaml.safe_load(path.read_text()))
     except (ValueError, yaml.YAMLError, ConfigError) as error:
         raise RunError(f"{path} cannot be used: {error}") from None
+
+
+def _check_unchanged(folder: Path, path: Path) -> None:
+    """A run goes on with the configuration it began with. Raises RunError."""
+    try:
+        began = json.loads((folder / ENVIRONMENT).read_text())["config_sha256"]
+    except (OSError, ValueError, KeyError):
+        return  # whoever needs that file says what is wrong with it
+    if hashlib.sha256(path.read_bytes()).hexdigest() != began:
+        raise RunError(f"{path} was changed since the run began; restore it, or start another run with it")
 
 
 def read_body(folder: Path) -> str:

@@ -55,6 +55,8 @@ def launch(
     with _children() as start:
         server = start("server", folder, ["server", "--run", str(folder), "--exit-with-parent"])
         address = _wait_for_address(folder, server)
+        if address is None:  # the run was over already
+            return dict(json.loads((folder / SUMMARY).read_text()))
         clients = []
         for n, share in enumerate(split_clients(config.clients.total, config.clients.processes)):
             name = f"client-{n:02d}"
@@ -113,12 +115,14 @@ def _stop(children: list[_Child]) -> None:
             time.sleep(0.05)
 
 
-def _wait_for_address(folder: Path, server: _Child) -> str:
+def _wait_for_address(folder: Path, server: _Child) -> str | None:
     path = folder / ADDRESS
     end = time.monotonic() + START_SECONDS
     while time.monotonic() < end:
         if path.exists():
             return str(json.loads(path.read_text())["address"])
+        if server.process.poll() == 0 and (folder / SUMMARY).exists():
+            return None
         if server.process.poll() is not None:
             raise LaunchError(f"the server ended before it listened; {server.log} says:\n{server.tail()}")
         time.sleep(0.05)

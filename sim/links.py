@@ -19,6 +19,9 @@ from fedreuse.server.federation import Closing, Federation
 from fedreuse.server.messages import Broadcast, closed, held_versions, order, welcome
 from fedreuse.server.round import AskScore, Reuse, Train
 
+Received = tuple[pb.SparseUpdate, Payload, Row]
+"""A verified update and the row of its message, not charged yet."""
+
 
 class Link(Protocol):
     """One round trip per method; scores and updates go straight into the federation."""
@@ -34,7 +37,7 @@ class Link(Protocol):
 
     def score(self, client: int, score: Score) -> pb.ScoreReply: ...
 
-    def update(self, client: int, local: LocalUpdate, *, garbage: bool) -> tuple[pb.SparseUpdate, Payload]:
+    def update(self, client: int, local: LocalUpdate, *, garbage: bool) -> Received:
         """A verified update. Raises ProtocolError if the server refuses it."""
 
     def failed(self, client: int, code: pb.Code, detail: str) -> None: ...
@@ -62,7 +65,7 @@ class DirectLink:
         self._round, self._model_bytes = round, self._federation.model().nbytes
 
     def send_model(self, client: int) -> None:
-        charge = self._federation.modelled_bytes("model", client)
+        charge = self._federation.modelled_bytes("model", client, self._round)
         row = Row(self._round, client, "down", "model", modelled=charge, payload=self._model_bytes)
         self._federation.record(row)
 
@@ -72,9 +75,8 @@ class DirectLink:
     def score(self, client: int, score: Score) -> pb.ScoreReply:
         return pb.ScoreReply(round=self._round, score=score.value, signature_round=score.signature_round)
 
-    def update(self, client: int, local: LocalUpdate, *, garbage: bool) -> tuple[pb.SparseUpdate, Payload]:
-        charge = self._federation.modelled_bytes("update", client)
-        row = Row(self._round, client, "up", "update", modelled=charge, payload=local.payload.nbytes)
+    def update(self, client: int, local: LocalUpdate, *, garbage: bool) -> Received:
+        row = Row(self._round, client, "up", "update", modelled=0, payload=local.payload.nbytes)
         row.status = "refused" if garbage else "ok"
         self._federation.record(row)
         if garbage:
@@ -83,7 +85,7 @@ class DirectLink:
         message = pb.SparseUpdate(
             round=self._round, transfer=header, steps=local.steps, train_loss=local.train_loss
         )
-        return message, local.payload
+        return message, local.payload, row
 
     def failed(self, client: int, code: pb.Code, detail: str) -> None:
         pass
@@ -123,13 +125,13 @@ class WireLink:
             "server",
             client,
             federation,
-            lambda kind: federation.modelled_bytes(kind, client),
+            lambda kind, number: federation.modelled_bytes(kind, client, number),
             federation.schema,
             lambda _kind, header: federation.admit(client, header),
         )
         session = ClientSession(client, _Forget())
         self._ends[client] = channel, session
-        join = self._receive(client, session.join(examples, held, secrets.randbits(64))).message
+        join = self._receive(client, session.join(examples, held, secrets.randbits(64)))[0].message
         confirmed = federation.join(client, join.examples, join.run, *held_versions(join))
         message = welcome(federation, self._plan.to_proto(), secrets.randbits(64), confirmed, heartbeat=10.0)
         self._send(client, "welcome", message)
@@ -152,15 +154,15 @@ class WireLink:
 
     def score(self, client: int, score: Score) -> pb.ScoreReply:
         _, session = self._ends[client]
-        reply = self._receive(client, session.score_reply(self._round, score)).message
+        reply = self._receive(client, session.score_reply(self._round, score))[0].message
         assert isinstance(reply, pb.ScoreReply)
         return reply
 
-    def update(self, client: int, local: LocalUpdate, *, garbage: bool) -> tuple[pb.SparseUpdate, Payload]:
+    def update(self, client: int, local: LocalUpdate, *, garbage: bool) -> Received:
         _, session = self._ends[client]
-        incoming = self._receive(client, session.update(self._round, local, garbage=garbage))
+        incoming, row = self._receive(client, session.update(self._round, local, garbage=garbage))
         assert incoming.payload is not None
-        return incoming.message, incoming.payload
+        return incoming.message, incoming.payload, row
 
     def failed(self, client: int, code: pb.Code, detail: str) -> None:
         _, session = self._ends[client]
@@ -190,7 +192,7 @@ class WireLink:
         channel.confirm(session.channel.received)  # no need to wait for the client's next message
         return actions
 
-    def _receive(self, client: int, out: Outgoing) -> Incoming:
+    def _receive(self, client: int, out: Outgoing) -> tuple[Incoming, Row]:
         channel, _ = self._ends[client]
         for frame in out.frames:
             whole = channel.feed(frame)
@@ -207,4 +209,4 @@ class WireLink:
             raise
         finally:
             self._federation.write(row)
-        return incoming
+        return incoming, row

@@ -100,8 +100,9 @@ def take_part(
     ledger = ClientLedger(None if state is None else state / "bytes.csv")
     host = ClientHost(task, resolve_device(device), held)
     compute = ThreadPoolExecutor(1, thread_name_prefix="compute")
+    expected = config.seed, config.clients.total
     agents = [
-        Agent(address, host.participant(client), ledger, compute, config.faults, give_up)
+        Agent(address, host.participant(client), ledger, compute, config.faults, give_up, expected)
         for client in clients
     ]
     try:

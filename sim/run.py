@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import platform
@@ -12,6 +13,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from fedreuse.client.proxy import head_parameters
 from fedreuse.client.task import Task, TaskContext, load_task
 from fedreuse.client.workbench import initial_weights, schema_of, state_arrays
 from fedreuse.proto import PROTOCOL_VERSION
@@ -51,11 +55,18 @@ def create_run(config: RunConfig, task: Task | None, model: Path | None = None, 
     `body` is the command that runs it; `resume` reads it back.
     """
     folder = config.folder
+    if config.output is None:
+        numbers = itertools.count(2)
+        while folder.exists():  # nobody asked for this very name
+            folder = config.folder.with_name(f"{config.folder.name}-{next(numbers)}")
     if (folder / CONFIG).exists():
         raise RunError(
             f"{folder} already holds a run; continue it with `fedreuse resume {folder}` or choose another "
             "with output=FOLDER"
         )
+    if task is not None and config.gate.kind == "score":
+        with torch.random.fork_rng(devices=[]):  # this model is only looked at
+            head_parameters(task.model(), config.proxy)
     folder.mkdir(parents=True, exist_ok=True)
     if model is not None:
         schema, flat = load_model(model)

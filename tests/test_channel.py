@@ -23,7 +23,7 @@ SCHEMA = Schema.of([TensorSpec("w", "float32", (5,), PARAMETER), TensorSpec("b",
 LARGE = Schema.of([TensorSpec("w", "float32", (600_000,), PARAMETER)])  # 2.4 MB: three chunks
 
 
-def charge(kind: str) -> int:
+def charge(kind: str, _round: int) -> int:
     return {"model": 28, "update": 10}.get(kind, 0)
 
 

@@ -123,9 +123,9 @@ def deliver(
     message, payload = update(federation, number, w, mean, loss)
     federation.admit(client, message)
     federation.verify(message, payload)
-    charge = federation.modelled_bytes("update", client)
-    federation.record(Row(number, client, "up", "update", modelled=charge, payload=payload.nbytes))
-    federation.accept(client, message, payload)
+    row = Row(number, client, "up", "update", modelled=0, payload=payload.nbytes)
+    federation.record(row)
+    federation.accept(client, message, payload, row)
 
 
 def score(federation: Federation, client: int, value: float, signature: int | None = None) -> list[Command]:
@@ -139,7 +139,7 @@ def start(federation: Federation, absent: Iterable[int] = ()) -> list[Command]:
     number = federation.next_round
     for command in commands:
         if isinstance(command, SendModel):
-            charge = federation.modelled_bytes("model", command.client)
+            charge = federation.modelled_bytes("model", command.client, number)
             size = federation.model().nbytes
             federation.record(Row(number, command.client, "down", "model", modelled=charge, payload=size))
     return commands
@@ -339,7 +339,7 @@ def test_between_rounds_nobody_is_heard(tmp_path: Path) -> None:
     assert code_of(lambda: federation.admit(0, message)) == pb.UNEXPECTED
     play_round(federation, lambda *_: 1.0)
     assert code_of(lambda: federation.admit(0, message)) == pb.LATE
-    assert code_of(lambda: federation.accept(0, message, payload)) == pb.LATE
+    assert code_of(lambda: federation.accept(0, message, payload, Row(0, 0, "up", "update"))) == pb.LATE
     assert code_of(lambda: federation.score(0, pb.ScoreReply(round=0, score=0.5))) == pb.LATE
     assert code_of(lambda: federation.score(0, pb.ScoreReply(round=1, score=0.5))) == pb.UNEXPECTED
     assert federation.fail(0, pb.ABSENT, "gone") == []
@@ -610,15 +610,29 @@ def test_the_log_of_two_rounds(tmp_path: Path) -> None:
 
 def test_a_model_is_charged_once_per_client_and_round(tmp_path: Path) -> None:
     federation = joined(opened(tmp_path))
-    for _ in range(2):
+    for number in range(2):
         federation.open_round()
-        assert federation.modelled_bytes("model", 3) == B_0
-        assert federation.modelled_bytes("model", 3) == 0  # sent again after a lost connection
-        assert federation.modelled_bytes("model", 2) == B_0
+        assert federation.modelled_bytes("model", 3, number) == B_0
+        assert federation.modelled_bytes("model", 3, number) == 0  # sent again after a lost connection
+        assert federation.modelled_bytes("model", 2, number) == B_0
         federation.deadline()
         federation.commit()
-    assert federation.modelled_bytes("update", 3) == B_I
-    assert federation.modelled_bytes("score_reply", 3) == 0
+        assert federation.modelled_bytes("model", 1, number) == 0  # too late: charged when the round closed
+    assert federation.modelled_bytes("update", 3, 2) == 0  # charged when it is accepted
+    assert federation.modelled_bytes("score_reply", 3, 2) == 0
+
+
+def test_an_update_is_charged_when_it_is_accepted(tmp_path: Path) -> None:
+    federation = joined(opened(tmp_path))
+    start(federation)
+    deliver(federation, 0, {0: 1.0})
+    deliver(federation, 1, {0: 1.0})
+    number = federation.next_round
+    federation.record(Row(number, 2, "up", "update", "refused", modelled=0, payload=7))
+    federation.deadline()
+    federation.commit()
+    assert federation.totals.total("up", "modelled") == 2 * B_I
+    assert federation.latest["uplink_modelled"] == 2 * B_I
 
 
 def test_rows_after_a_commit_are_written_but_not_summed_into_the_next_round(tmp_path: Path) -> None:

@@ -375,23 +375,30 @@ def test_a_promoted_client_that_fails_is_not_replaced() -> None:
     assert machine.contributions() == [Contribution(1, None, 0.25), Contribution(2, None, 0.5)]
 
 
-def test_the_deadline_gives_up_everybody_who_is_pending() -> None:
+def test_the_deadline_gives_up_who_still_owes_something_and_reuses_who_only_waited() -> None:
     machine = in_every_state()
-    assert machine.deadline() == []
+    assert machine.deadline() == [Reuse(1, 9, 1, 0.5)]
     assert machine.complete
-    assert list(states(machine).values()) == [State.FAULT] * 4 + [State.FRESH] * 2 + [State.FAULT]
+    assert list(states(machine).values()) == [
+        State.FAULT,
+        State.REUSED,
+        State.FAULT,
+        State.FAULT,
+        State.FRESH,
+        State.FRESH,
+        State.FAULT,
+    ]
     assert [machine.seats[c].fault for c in range(7)] == [
         pb.TIMEOUT,
-        pb.TIMEOUT,
+        pb.CODE_UNSPECIFIED,
         pb.TIMEOUT,
         pb.TIMEOUT,
         pb.CODE_UNSPECIFIED,
         pb.CODE_UNSPECIFIED,
         pb.CLIENT_FAILED,
     ]
-    assert [machine.seats[c].detail for c in (0, 1, 2)] == [
+    assert [machine.seats[c].detail for c in (0, 2)] == [
         "no answer before the deadline (scoring)",
-        "no answer before the deadline (undecided)",
         "no answer before the deadline (training)",
     ]
     # Everybody but the cacheless client 2 contributes: the rest has a cache of age 1.

@@ -15,6 +15,7 @@ from fedreuse.proto import federation_pb2 as pb
 from fedreuse.proto.codec import encode
 from fedreuse.proto.frames import Receiver, chunk_frames, outgoing
 from fedreuse.proto.codec import transfer_header
+from fedreuse.proto.ledger import Row
 from fedreuse.proto.schema import PARAMETER, Schema, TensorSpec
 from fedreuse.server.federation import TABLE_HEADERS, Federation, FederationSettings, new_state
 from fedreuse.server.gate import GateSettings
@@ -54,7 +55,7 @@ def play():
     federation.open_round()
     for client in federation.cohort(federation.next_round):
         if federation.round.seats[client].state.value == "training":
-            federation.accept(client, *update(client))
+            federation.accept(client, *update(client), Row(federation.next_round, client, "up", "update"))
     federation.commit()
 
 play()

@@ -39,7 +39,7 @@ class Conversation:
     def __init__(self, client: int = 3) -> None:
         self.ledger, self.server_ledger = Ledger(), Ledger()
         self.session = ClientSession(client, self.ledger)
-        self.server = Channel("server", client, self.server_ledger, lambda _kind: 0, SCHEMA)
+        self.server = Channel("server", client, self.server_ledger, lambda _kind, _round: 0, SCHEMA)
 
     def say(self, kind: str, message: Any, payload: Payload | None = None) -> list[Any]:
         """The server says something; the client's actions."""
