@@ -343,7 +343,8 @@ class Service:
                 pending=self._pending(client),
             ),
         )
-        self._catch_up(peer, join.open_round if join.HasField("open_round") else None)
+        same_run = join.run == federation.state.run and join.HasField("open_round")
+        self._catch_up(peer, join.open_round if same_run else None)
         self._notify()
         return peer
 

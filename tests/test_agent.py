@@ -46,6 +46,7 @@ class Stub:
 
     def welcome(self, run, schema, plan, confirmed, pending) -> None:
         assert schema == SCHEMA
+        self.versions = Held(run)
         self.pending.append(pending)
 
     def score(self, round, weights) -> Score:

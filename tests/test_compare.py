@@ -21,7 +21,7 @@ from fedreuse.proto.streams import cohort
 from fedreuse.server.store import RunError
 from fedreuse.server.weights import save_model
 from fedreuse.sim.compare import Run, compare, to_csv, to_json
-from fedreuse.sim.config import RunConfig, load_config
+from fedreuse.sim.config import ConfigError, RunConfig, load_config
 from fedreuse.sim.reuse import always_reuse_ceiling, score_histogram
 from fedreuse.sim.tables import render
 
@@ -300,8 +300,10 @@ def test_without_a_memory_nothing_could_be_reused() -> None:
     assert always_reuse_ceiling(settings(method="topk-fedavg"), 3) == 0
 
 
-def test_rounds_below_the_minimum_leave_no_caches() -> None:
-    assert always_reuse_ceiling(settings("server.minimum=3"), 3) == 0
+def test_a_minimum_that_no_round_can_reach() -> None:
+    # Two clients a round can never make three contributions: such a configuration is refused at once.
+    with pytest.raises(ConfigError, match="3 contributions wanted of 2 clients per round"):
+        settings("server.minimum=3")
 
 
 def test_no_rounds_have_no_ceiling() -> None:

@@ -590,8 +590,7 @@ def play(plan: Plan, pick: Callable[[int], int]) -> tuple[Round[str], list[Comma
             commands = []
         carry_out(commands)
         given_out = given_out + commands
-    machine.deadline()
-    return machine, given_out
+    return machine, given_out + machine.deadline()
 
 
 Outcome = tuple[State, pb.Cause, int | None, pb.Code]
@@ -627,9 +626,7 @@ def outcome(plan: Plan) -> dict[int, Outcome]:
         else:
             below[c] = client.score
     waited_in_vain = any(fault.get(c) == pb.TIMEOUT and c not in cause for c in plan.clients)
-    if waited_in_vain:  # nobody was decided on, the deadline took them all
-        fault |= dict.fromkeys(below, pb.TIMEOUT)
-    else:
+    if not waited_in_vain:  # else the quota was never decided on, and who only waited is reused
         missing = ceil(Fraction(str(plan.rule.quota)) * len(plan.clients)) - len(cause)
         for c in sorted(below, key=lambda c: (-below[c], cache[c], c))[: max(0, missing)]:
             cause[c] = pb.QUOTA

@@ -268,7 +268,9 @@ async def test_a_client_that_comes_back_within_its_grace_goes_on(tmp_path):
         await first.close()
         async with running.client() as second:
             # It still holds the model of round 0 and got three messages: welcome, model, train_order.
-            again = await second.join(0, open_round=0, previous_session=welcome.session, previous_received=3)
+            again = await second.join(
+                0, run=welcome.run, open_round=0, previous_session=welcome.session, previous_received=3
+            )
             assert isinstance(again, pb.Welcome)
             assert again.previous_received == 1  # its first Join
             assert (await second.hear()).kind == "train_order"  # no second model
@@ -449,3 +451,68 @@ async def test_a_model_of_a_hundred_megabytes_goes_through_with_default_settings
         await client.say("update", message, bytes(payload.body))
         await client.work()
         assert running.federation.arrays()["weight"].sum() == 25_600_000
+
+
+async def test_what_a_client_holds_of_another_run_counts_for_nothing(tmp_path):
+    """A model of the same round number, but of another run, is not taken for this run's."""
+    async with serving(tmp_path, clients=1, rounds=1) as running, running.client() as client:
+        await client.join(0, run="f" * 16, open_round=0)
+        heard = await client.work()
+        assert heard[0] == "model"
+
+
+async def test_a_stop_in_the_middle_of_a_round_spends_no_round(tmp_path):
+    async with serving(tmp_path, clients=3, rounds=50) as running:
+        clients = [running.client() for _ in range(3)]
+        for index, client in enumerate(clients):
+            await client.join(index)
+        for client in clients:
+            await client.hear("train_order")
+        running.service.stop()
+        for client in clients:  # all answer during the farewell, and nobody leaves
+            await client.update(0)
+        assert await running.task is False
+        assert running.federation.next_round == 0
+        for client in clients:
+            await client.close()
+
+
+async def test_rounds_wait_for_somebody_to_take_part(tmp_path):
+    settings = QUICK.model_copy(update={"join_deadline": 0.2, "rejoin_grace": 0.1})
+    async with serving(tmp_path, clients=1, rounds=5, settings=settings) as running:
+        await asyncio.sleep(1.0)
+        assert running.federation.next_round == 0
+        async with running.client() as client:
+            await client.join(0)
+            await client.work()
+        assert [f for f in running.events(tmp_path, "fault")] == []
+
+
+async def test_duplicates_and_refused_updates_are_charged_nothing(tmp_path):
+    async with serving(tmp_path, clients=1, rounds=1) as running, running.client() as client:
+        await client.join(0)
+        await client.update(0)  # unasked
+        await client.hear("train_order")
+        await client.update(7)
+        await client.update(0)
+        await client.update(0)
+        await client.work()
+        assert running.federation.totals.total("up", "modelled") == running.federation.update_bytes
+
+
+async def test_a_confirmation_that_cannot_be_loses_no_row(tmp_path):
+    settings = QUICK.model_copy(update={"rejoin_grace": 10.0})
+    async with serving(tmp_path, clients=1, rounds=1, settings=settings) as running:
+        async with running.client() as first:
+            session = (await first.join(0)).session
+            await first.hear("train_order")
+        await asyncio.sleep(0.1)
+        async with running.client() as liar:
+            answer = await liar.join(0, previous_session=session, previous_received=99)
+            assert answer.code == pb.MALFORMED
+        async with running.client() as client:
+            await client.join(0)
+            await client.work()
+        assert await running.task is True
+        counted = running.federation.totals.total("down", "grpc")
+    assert sum(int(row["grpc"]) for row in rows(tmp_path, direction="down")) == counted
