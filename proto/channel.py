@@ -67,6 +67,11 @@ class Channel:
         """Whole messages sent in this session."""
         return self._confirmed + len(self._waiting)
 
+    @property
+    def unconfirmed(self) -> int:
+        """Messages sent that the peer has not confirmed."""
+        return len(self._waiting)
+
     def learn_schema(self, schema: Schema) -> None:
         """Bodies can be received from now on."""
         self._receiver.schema = schema

@@ -13,6 +13,8 @@ from fedreuse.proto.channel import Channel
 
 MAX_WAITING = 64
 """Messages a peer may leave unread; the protocol never needs more than a handful."""
+MAX_UNCONFIRMED = 1000
+"""Messages a peer may leave unconfirmed; each of its own messages confirms all before."""
 
 WriteFrame = Callable[[bytes], Awaitable[Any]]
 
@@ -58,6 +60,8 @@ class Peer:
             out = self.channel.send(letter.kind, letter.message, chunks=letter.chunks, body=letter.body)
             for frame in out.frames:
                 await write(frame)
+            if self.channel.unconfirmed > MAX_UNCONFIRMED:
+                self.ended.set()
 
     async def beat(self, seconds: float) -> None:
         """Send heartbeats for ever."""

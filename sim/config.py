@@ -82,6 +82,12 @@ class RunConfig(_Section):
     sim: SimSection = SimSection()
     faults: tuple[Fault, ...] = ()
 
+    @field_validator("output", "data", mode="before")
+    @classmethod
+    def _folder(cls, value: Any) -> Any:
+        """A folder may be called 2026."""
+        return str(value) if isinstance(value, int | float) else value
+
     @field_validator("method")
     @classmethod
     def _known_method(cls, value: str) -> str:

@@ -15,8 +15,9 @@ from fedreuse.proto import federation_pb2 as pb
 from fedreuse.proto import transport
 from fedreuse.proto.codec import encode, transfer_header
 from fedreuse.proto.faults import Fault
+from fedreuse.proto.frames import chunk_frames
 from fedreuse.proto.schema import PARAMETER, Schema, TensorSpec
-from fedreuse.server import service
+from fedreuse.server import peer, service
 
 
 async def honest(running, indices, **kwargs):
@@ -516,3 +517,22 @@ async def test_a_confirmation_that_cannot_be_loses_no_row(tmp_path):
         assert await running.task is True
         counted = running.federation.totals.total("down", "grpc")
     assert sum(int(row["grpc"]) for row in rows(tmp_path, direction="down")) == counted
+
+
+async def test_a_client_that_never_confirms_is_cut_off(tmp_path, monkeypatch):
+    monkeypatch.setattr(peer, "MAX_UNCONFIRMED", 5)
+
+    async def work_in_silence(client: RawClient) -> None:
+        while True:
+            incoming = await client.hear()
+            if incoming.kind == "train_order":
+                message, body = make_update(incoming.message.round)
+                await client.raw(pb.ClientMessage(update=message).SerializeToString())
+                for frame in chunk_frames("client", body):
+                    await client.raw(frame)
+
+    async with serving(tmp_path, clients=1, rounds=50) as running, running.client() as mute:
+        await mute.join(0)
+        with pytest.raises((EOFError, asyncio.InvalidStateError)):
+            await work_in_silence(mute)
+        assert running.federation.next_round < 50
