@@ -10,8 +10,7 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
-from threading import Lock
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -22,10 +21,11 @@ from fedreuse.proto import federation_pb2 as pb
 from fedreuse.proto import modelled
 from fedreuse.proto.codec import Payload, check_body, dense_payload, require
 from fedreuse.proto.errors import ProtocolError, code_name
-from fedreuse.proto.ledger import COLUMNS, LAYERS, Direction, Row, Totals
+from fedreuse.proto.ledger import COLUMNS, LAYERS, Row
 from fedreuse.proto.schema import PARAMETER, Schema
 from fedreuse.proto.streams import cohort
 from fedreuse.server.aggregate import StepSettings, Term, state_is_finite, step
+from fedreuse.server.books import Books
 from fedreuse.server.gate import GateSettings
 from fedreuse.server.memory import CachedUpdate, MemorySettings
 from fedreuse.server.round import Command, Contribution, Reuse, Round, Seat, State, Train
@@ -136,28 +136,17 @@ class Federation:
         self.settings, self.schema, self.state = settings, schema, state
         self.round: Round[Update] | None = None
         self.latest: dict[str, Any] = {}
-        self.totals = Totals()
-        self.totals.restore(state.notes.get("totals", ()))
         self._store, self._evaluator = store, evaluator
         tensors = [(t.size, t.width) for t in schema.tensors]
         self.dense_bytes = modelled.dense_bytes(tensors)
         self.update_bytes = modelled.update_bytes(tensors, settings.keep_ratio)
+        self.books = Books(self.dense_bytes, self.update_bytes, state.committed, state.notes)
         self._parameters = frozenset(schema.of_kind(PARAMETER))
         self._changed: set[int] = set()
         self._standing: dict[int, CachedUpdate] = {}
-        # Filled by the body while a commit in another thread empties them.
-        self._rows: deque[Row] = deque()
+        # Filled by the body while a commit in another thread empties it.
         self._events: deque[Mapping[str, Any]] = deque()
-        self._counting = Lock()
         self._half_done = False
-        # Sent and not confirmed yet; what belongs to a round survives a kill, so that no charge is forgotten.
-        self._waiting: dict[int, Row] = {}
-        self._left_over: dict[int, list[Row]] = {}
-        for dumped in state.notes.get("waiting", ()):
-            left = Row(*dumped)
-            self._left_over.setdefault(left.client, []).append(left)
-        self._broadcast: set[int] = set()
-        self._layer_sums: Counter[tuple[int, str, str]] = Counter()
         self._opened = time.monotonic()
 
     # ------------------------------------------------------------ roster
@@ -234,7 +223,7 @@ class Federation:
             self.settings.minimum,
         )
         self._opened = time.monotonic()
-        self._broadcast.clear()
+        self.books.open_round(self.next_round)
         self.event("round_opened", cohort=list(selected), threshold=self.round.threshold)
         return self._noted(self.round.start())
 
@@ -265,7 +254,7 @@ class Federation:
         """A verified update enters the round and its row is charged. Raises ProtocolError if it is too late."""
         update = Update(payload, message.steps, message.train_loss)
         self._current(client, message.round).update(client, message.round, update)
-        self.charge(row)
+        self.books.charge(row)
         self.event("update", client=client, steps=message.steps, train_loss=_finite(message.train_loss))
 
     def fail(self, client: int, code: pb.Code, detail: str) -> list[Command]:
@@ -309,11 +298,13 @@ class Federation:
         stood_in = frozenset(c.client for c in contributions if c.update is None and not void)
         closings = [self._close(round, client, seat, void, stood_in) for client, seat in round.seats.items()]
         self.state.flat = flat
+        sums = self.books.round_sums()
         self.state.committed += 1
+        self.books.open_round(self.state.committed)
         self.event("committed")
         self.round = None
         metrics = self._validate()
-        row = self._round_row(round, void, stood_in, metrics)
+        row = self._round_row(round, void, stood_in, metrics, sums)
         self._note_best(metrics)
         self._flush(row)
         self._half_done = False
@@ -349,7 +340,7 @@ class Federation:
         if seat.cache_round is None and client in self.state.caches:
             self._drop_cache(client, "the client's signature did not belong to the cached update")
         if seat.state is State.REUSED:
-            self.record(Row(round.number, client, "up", "reuse", modelled=modelled.REUSE_EVENT_BYTES))
+            self.books.record(Row(round.number, client, "up", "reuse", modelled=modelled.REUSE_EVENT_BYTES))
             detail = void.why if void else "the cached update was used"
             return Closing(client, round.number, accepted=False, detail=detail)
         if seat.state is State.FRESH and seat.update is not None:
@@ -360,12 +351,9 @@ class Federation:
                 self.state.caches[client] = CachedUpdate(round.number, payload)
                 self._changed.add(client)
             return Closing(client, round.number, accepted=True)
-        self.record(Row(round.number, client, "up", "fault", "fault", modelled=0))
-        with self._counting:
-            uncharged = client not in self._broadcast
-            self._broadcast.add(client)
-        if uncharged:
-            self.record(Row(round.number, client, "down", "model", "fault", modelled=self.dense_bytes))
+        self.books.record(Row(round.number, client, "up", "fault", "fault", modelled=0))
+        if self.books.first_charge(client):
+            self.books.record(Row(round.number, client, "down", "model", "fault", modelled=self.dense_bytes))
         code, bridged = code_name(seat.fault), client in stood_in
         self.event("fault", client=client, code=code, detail=seat.detail, bridged=bridged)
         return Closing(client, round.number, False, seat.fault, seat.detail)
@@ -389,7 +377,12 @@ class Federation:
             notes["stopped_early"] = notes["since_best"] >= self.settings.patience
 
     def _round_row(
-        self, round: Round[Update], void: Void | None, stood_in: frozenset[int], metrics: Mapping[str, float]
+        self,
+        round: Round[Update],
+        void: Void | None,
+        stood_in: frozenset[int],
+        metrics: Mapping[str, float],
+        sums: Mapping[str, int | None],
     ) -> dict[str, Any]:
         seats = round.seats.values()
         states, causes = (
@@ -418,26 +411,20 @@ class Federation:
             "validation_accuracy": metrics.get("accuracy"),
             "validation_loss": _finite(metrics.get("loss")),
             "seconds": f"{time.monotonic() - self._opened:.3f}",
+            **sums,
         }
-        for way in ("up", "down"):
-            for layer in LAYERS:
-                row[f"{way}link_{layer}"] = self._layer_sums.pop((round.number, way, layer), None)
         return {column: row[column] for column in ROUND_COLUMNS}
 
     def _flush(self, row: Mapping[str, Any] | None = None) -> None:
         """With a row a round's commit, without one the end of this process."""
         rounds = [list(row.values())] if row else []
         changed, self._changed = self._changed, set()
-        with self._counting:
-            shown = [[line.round + 1, *line.cells()[1:]] for line in _drained(self._rows)]
-            # Heartbeats and welcomes of all connected clients are worth keeping only once, at the end.
-            waiting = [line for line in self._waiting.values() if line.round >= 0 or row is None]
-            waiting += [line for lines in self._left_over.values() for line in lines]
-            self.state.notes.update(totals=self.totals.dump(), waiting=[_dumped(line) for line in waiting])
+        lines, notes = self.books.drain(last=row is None)
+        self.state.notes.update(notes)
         self._store.commit(
             self.state,
             changed=changed,
-            rows={"bytes.csv": shown, "rounds.csv": rounds},
+            rows={"bytes.csv": lines, "rounds.csv": rounds},
             events=_drained(self._events),
         )
 
@@ -449,26 +436,9 @@ class Federation:
         """
         if self._half_done:
             return  # a commit failed in the middle: what the disk holds is right, what memory holds is not
-        with self._counting:
-            for row in (*self._rows, *self._waiting.values()):
-                if row.round >= self.next_round:
-                    self.totals.waive(row)
-        if self._rows or self._events or self._waiting:
+        self.books.waive()
+        if self.books.open or self._events:
             self._flush()
-
-    def settle_left_over(self, client: int, session: int | None = None, received: int = 0) -> None:
-        """The fate of what this client was sent before the server was last killed or stopped.
-
-        It arrived if it was among the first `received` messages of `session`; otherwise it is lost.
-        """
-        for row in self._left_over.pop(client, ()):
-            row.status = "ok" if row.session == session and row.position < received else "lost"
-            self.write(row)
-
-    def settle_all_left_over(self) -> None:
-        """The run is over: what nobody confirmed is lost."""
-        for client in list(self._left_over):
-            self.settle_left_over(client)
 
     def close(self) -> None:
         """Let go of the run folder."""
@@ -478,52 +448,6 @@ class Federation:
         """The global state by name, in its shapes; views."""
         views = self.schema.views(self.state.flat)
         return {t.name: v.reshape(t.shape) for t, v in zip(self.schema.tensors, views, strict=True)}
-
-    # ------------------------------------------------------------ ledger and events
-
-    def modelled_bytes(self, kind: str, client: int, round: int) -> int:
-        """What the papers' model charges for a message as it is sent or comes in: a dense model once per
-        selected client and round (the symmetric convention), nothing for control traffic. An update is
-        charged when it is accepted."""
-        if kind != "model" or round < self.next_round:
-            return 0
-        with self._counting:
-            fresh = client not in self._broadcast
-            self._broadcast.add(client)
-        return self.dense_bytes if fresh else 0
-
-    def charge(self, row: Row) -> None:
-        """An accepted update: its row, counted before, gets the model's charge B_i."""
-        with self._counting:
-            row.modelled = self.update_bytes
-            self.totals.add([Row(row.round, row.client, row.direction, row.kind, modelled=self.update_bytes)])
-            self._layer_sums[row.round, row.direction, "modelled"] += self.update_bytes
-
-    def count(self, row: Row) -> None:
-        """Add a message to the sums of its round as soon as it was sent or received."""
-        with self._counting:
-            if row.position >= 0:
-                self._waiting[id(row)] = row
-            self.totals.add([row])
-            for layer in LAYERS:
-                value = getattr(row, layer)
-                if value is not None and row.round == self.next_round:
-                    self._layer_sums[row.round, row.direction, layer] += value
-
-    def write(self, row: Row) -> None:
-        """Enter a counted row, its fate now known, into bytes.csv with the next commit."""
-        with self._counting:
-            self._waiting.pop(id(row), None)
-            self._rows.append(row)
-
-    def record(self, row: Row) -> None:
-        self.count(row)
-        self.write(row)
-
-    def byte_totals(self, way: Direction) -> dict[str, int | None]:
-        """Bytes so far by layer."""
-        with self._counting:
-            return self.totals.layers(way)
 
     def event(self, type: str, **fields: Any) -> None:
         """Append to events.jsonl with the next commit; the round is the open or coming one, from 1."""
@@ -542,10 +466,6 @@ TABLE_HEADERS = {"rounds.csv": ROUND_COLUMNS, "bytes.csv": COLUMNS}
 def _drained(queue: deque[T]) -> list[T]:
     """Everything in a queue that other threads may be filling."""
     return [queue.popleft() for _ in range(len(queue))]
-
-
-def _dumped(row: Row) -> list[Any]:
-    return [getattr(row, field.name) for field in fields(Row)]
 
 
 def _shown(round: int | None) -> int | None:

@@ -105,7 +105,7 @@ class Service:
             if self._phase == "finished":
                 for _, channel in self._broken.values():
                     channel.settle(None)
-                self._federation.settle_all_left_over()
+                self._federation.books.settle_all_left_over()
             self._federation.flush()
 
     def stop(self) -> None:
@@ -223,7 +223,7 @@ class Service:
 
     async def _session(self, frames: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> None:
         """The handler of one stream: join, then read, write and beat until it ends."""
-        channel = Channel("server", -1, self._federation, lambda _kind, _round: 0)
+        channel = Channel("server", -1, self._federation.books, lambda _kind, _round: 0)
         peer: Peer | None = None
         try:
             peer = await self._join(channel, frames)
@@ -274,7 +274,7 @@ class Service:
             row.status = "refused"
             raise
         finally:
-            self._federation.write(row)
+            self._federation.books.write(row)
 
     async def _admit(self, join: pb.Join, channel: Channel) -> Peer:
         if join.protocol_version != PROTOCOL_VERSION:
@@ -317,7 +317,7 @@ class Service:
         channel.admit_with(
             federation.schema,
             lambda _kind, header: federation.admit(client, header),
-            lambda kind, number: federation.modelled_bytes(kind, client, number),
+            lambda kind, number: federation.books.modelled_bytes(kind, client, number),
         )
         channel.session = secrets.randbits(63)
         peer = Peer(client, join.instance, channel.session, channel)
@@ -352,7 +352,9 @@ class Service:
         """What became of the messages of the client's broken session; how many it sent us there."""
         session, channel = self._broken.pop(join.client, (None, None))
         if channel is None:
-            self._federation.settle_left_over(join.client, join.previous_session, join.previous_received)
+            self._federation.books.settle_left_over(
+                join.client, join.previous_session, join.previous_received
+            )
             return None
         known = session == join.previous_session
         received = join.previous_received if known and join.HasField("previous_received") else None
@@ -464,7 +466,7 @@ class Service:
                 raise
             await self._refuse(peer, incoming.kind, error)
         finally:
-            self._federation.write(row)
+            self._federation.books.write(row)
 
     async def _refuse(self, peer: Peer, kind: str, error: ProtocolError) -> None:
         log.warning("client %d: %s refused: %s", peer.client, kind, error)
@@ -495,7 +497,7 @@ class Service:
         totals = [
             pb.ByteTotal(direction=way, layer=layer, bytes=value)
             for way in ("up", "down")
-            for layer, value in federation.byte_totals(way).items()
+            for layer, value in federation.books.layers(way).items()
             if value is not None and layer in LAYERS
         ]
         reply = pb.StatusReply(

@@ -65,9 +65,9 @@ class DirectLink:
         self._round, self._model_bytes = round, self._federation.model().nbytes
 
     def send_model(self, client: int) -> None:
-        charge = self._federation.modelled_bytes("model", client, self._round)
+        charge = self._federation.books.modelled_bytes("model", client, self._round)
         row = Row(self._round, client, "down", "model", modelled=charge, payload=self._model_bytes)
-        self._federation.record(row)
+        self._federation.books.record(row)
 
     def order(self, client: int, command: AskScore | Train | Reuse) -> None:
         pass
@@ -78,7 +78,7 @@ class DirectLink:
     def update(self, client: int, local: LocalUpdate, *, garbage: bool) -> Received:
         row = Row(self._round, client, "up", "update", modelled=0, payload=local.payload.nbytes)
         row.status = "refused" if garbage else "ok"
-        self._federation.record(row)
+        self._federation.books.record(row)
         if garbage:
             raise ProtocolError(pb.CHECKSUM, "planned fault")
         header = transfer_header(self._federation.schema, local.payload)
@@ -124,8 +124,8 @@ class WireLink:
         channel = Channel(
             "server",
             client,
-            federation,
-            lambda kind, number: federation.modelled_bytes(kind, client, number),
+            federation.books,
+            lambda kind, number: federation.books.modelled_bytes(kind, client, number),
             federation.schema,
             lambda _kind, header: federation.admit(client, header),
         )
@@ -208,5 +208,5 @@ class WireLink:
             row.status = "refused"
             raise
         finally:
-            self._federation.write(row)
+            self._federation.books.write(row)
         return incoming, row

@@ -124,7 +124,7 @@ def deliver(
     federation.admit(client, message)
     federation.verify(message, payload)
     row = Row(number, client, "up", "update", modelled=0, payload=payload.nbytes)
-    federation.record(row)
+    federation.books.record(row)
     federation.accept(client, message, payload, row)
 
 
@@ -139,9 +139,11 @@ def start(federation: Federation, absent: Iterable[int] = ()) -> list[Command]:
     number = federation.next_round
     for command in commands:
         if isinstance(command, SendModel):
-            charge = federation.modelled_bytes("model", command.client, number)
+            charge = federation.books.modelled_bytes("model", command.client, number)
             size = federation.model().nbytes
-            federation.record(Row(number, command.client, "down", "model", modelled=charge, payload=size))
+            federation.books.record(
+                Row(number, command.client, "down", "model", modelled=charge, payload=size)
+            )
     return commands
 
 
@@ -575,9 +577,9 @@ def test_the_table_of_bytes(tmp_path: Path) -> None:
 
 def test_the_running_totals(tmp_path: Path) -> None:
     federation, _ = two_rounds(tmp_path)
-    assert federation.totals.total("up", "modelled") == 4 * B_I + B_I + 2 * 16
-    assert federation.totals.total("down", "modelled") == 2 * 5 * B_0
-    assert federation.totals.total("up", "payload") == 5 * UPDATE_PAYLOAD
+    assert federation.books.totals.total("up", "modelled") == 4 * B_I + B_I + 2 * 16
+    assert federation.books.totals.total("down", "modelled") == 2 * 5 * B_0
+    assert federation.books.totals.total("up", "payload") == 5 * UPDATE_PAYLOAD
 
 
 def test_the_log_of_two_rounds(tmp_path: Path) -> None:
@@ -612,14 +614,16 @@ def test_a_model_is_charged_once_per_client_and_round(tmp_path: Path) -> None:
     federation = joined(opened(tmp_path))
     for number in range(2):
         federation.open_round()
-        assert federation.modelled_bytes("model", 3, number) == B_0
-        assert federation.modelled_bytes("model", 3, number) == 0  # sent again after a lost connection
-        assert federation.modelled_bytes("model", 2, number) == B_0
+        assert federation.books.modelled_bytes("model", 3, number) == B_0
+        assert federation.books.modelled_bytes("model", 3, number) == 0  # sent again after a lost connection
+        assert federation.books.modelled_bytes("model", 2, number) == B_0
         federation.deadline()
         federation.commit()
-        assert federation.modelled_bytes("model", 1, number) == 0  # too late: charged when the round closed
-    assert federation.modelled_bytes("update", 3, 2) == 0  # charged when it is accepted
-    assert federation.modelled_bytes("score_reply", 3, 2) == 0
+        assert (
+            federation.books.modelled_bytes("model", 1, number) == 0
+        )  # too late: charged when the round closed
+    assert federation.books.modelled_bytes("update", 3, 2) == 0  # charged when it is accepted
+    assert federation.books.modelled_bytes("score_reply", 3, 2) == 0
 
 
 def test_an_update_is_charged_when_it_is_accepted(tmp_path: Path) -> None:
@@ -628,24 +632,24 @@ def test_an_update_is_charged_when_it_is_accepted(tmp_path: Path) -> None:
     deliver(federation, 0, {0: 1.0})
     deliver(federation, 1, {0: 1.0})
     number = federation.next_round
-    federation.record(Row(number, 2, "up", "update", "refused", modelled=0, payload=7))
+    federation.books.record(Row(number, 2, "up", "update", "refused", modelled=0, payload=7))
     federation.deadline()
     federation.commit()
-    assert federation.totals.total("up", "modelled") == 2 * B_I
+    assert federation.books.totals.total("up", "modelled") == 2 * B_I
     assert federation.latest["uplink_modelled"] == 2 * B_I
 
 
 def test_rows_after_a_commit_are_written_but_not_summed_into_the_next_round(tmp_path: Path) -> None:
     federation = joined(opened(tmp_path))
     play_round(federation, lambda *_: 1.0)
-    federation.record(Row(0, 2, "down", "round_closed", modelled=0, payload=0, message=12, grpc=17))
-    federation.record(Row(-1, 2, "down", "heartbeat", modelled=0, payload=0, message=3, grpc=8))
+    federation.books.record(Row(0, 2, "down", "round_closed", modelled=0, payload=0, message=12, grpc=17))
+    federation.books.record(Row(-1, 2, "down", "heartbeat", modelled=0, payload=0, message=3, grpc=8))
     play_round(federation, lambda *_: 1.0)
     assert rows(tmp_path, "rounds.csv")[1]["downlink_message"] == ""
     lines = (tmp_path / "bytes.csv").read_text().splitlines()
     assert "1,2,down,round_closed,ok,0,0,12,17" in lines
     assert "0,2,down,heartbeat,ok,0,0,3,8" in lines
-    federation.record(Row(1, 2, "down", "round_closed", modelled=0, payload=0, message=12, grpc=17))
+    federation.books.record(Row(1, 2, "down", "round_closed", modelled=0, payload=0, message=12, grpc=17))
     federation.flush()
     assert (tmp_path / "bytes.csv").read_text().splitlines()[-1] == "2,2,down,round_closed,ok,0,0,12,17"
     assert len(rows(tmp_path, "rounds.csv")) == 2
@@ -654,7 +658,7 @@ def test_rows_after_a_commit_are_written_but_not_summed_into_the_next_round(tmp_
 def test_a_layer_that_was_observed_is_summed_even_if_it_is_nothing(tmp_path: Path) -> None:
     federation = joined(opened(tmp_path))
     start(federation)
-    federation.record(Row(0, 1, "down", "train_order", modelled=0, payload=0, message=0, grpc=5))
+    federation.books.record(Row(0, 1, "down", "train_order", modelled=0, payload=0, message=0, grpc=5))
     federation.deadline()
     federation.commit()
     (row,) = rows(tmp_path, "rounds.csv")

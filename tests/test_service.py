@@ -430,9 +430,9 @@ async def test_messages_of_a_broken_off_round_are_settled_after_a_restart(tmp_pa
     models = rows(tmp_path, kind="model")
     assert len(models) == 2
     assert sum(int(row["modelled"] or 0) for row in models) == running.federation.dense_bytes
-    assert running.federation.totals.total("down", "modelled") == running.federation.dense_bytes
+    assert running.federation.books.totals.total("down", "modelled") == running.federation.dense_bytes
     sent = sum(int(row["grpc"]) for row in rows(tmp_path, direction="down"))
-    assert running.federation.totals.total("down", "grpc") == sent
+    assert running.federation.books.totals.total("down", "grpc") == sent
 
 
 async def test_a_model_of_a_hundred_megabytes_goes_through_with_default_settings(tmp_path, monkeypatch):
@@ -498,7 +498,7 @@ async def test_duplicates_and_refused_updates_are_charged_nothing(tmp_path):
         await client.update(0)
         await client.update(0)
         await client.work()
-        assert running.federation.totals.total("up", "modelled") == running.federation.update_bytes
+        assert running.federation.books.totals.total("up", "modelled") == running.federation.update_bytes
 
 
 async def test_a_confirmation_that_cannot_be_loses_no_row(tmp_path):
@@ -515,7 +515,7 @@ async def test_a_confirmation_that_cannot_be_loses_no_row(tmp_path):
             await client.join(0)
             await client.work()
         assert await running.task is True
-        counted = running.federation.totals.total("down", "grpc")
+        counted = running.federation.books.totals.total("down", "grpc")
     assert sum(int(row["grpc"]) for row in rows(tmp_path, direction="down")) == counted
 
 
