@@ -1,7 +1,8 @@
-"""The byte ledger: one row per message and direction, each layer in its own column.
+"""The byte ledger: a row per message, and a row per connection, round and direction; a column per layer.
 
 Layers that were not observed are None (an empty cell), never 0 and never derived. Direction is seen from
-the client: "up" is client to server.
+the client: "up" is client to server. Up to `grpc` bytes belong to messages, below it to connections: there
+one sender's counters are read now and then, and a row (kind "connection") holds what was added since.
 """
 
 from __future__ import annotations
@@ -12,21 +13,32 @@ from dataclasses import dataclass, fields
 from typing import Literal
 
 Direction = Literal["up", "down"]
-Layer = Literal["modelled", "payload", "message", "grpc"]
+MessageLayer = Literal["modelled", "payload", "message", "grpc"]
+ConnectionLayer = Literal["http2", "tls", "tcp_payload", "tcp_retransmitted", "segments", "pure_acks", "ip"]
+Layer = MessageLayer | ConnectionLayer
 Status = Literal["ok", "lost", "refused", "fault"]
 
-LAYERS: tuple[Layer, ...] = ("modelled", "payload", "message", "grpc")
+MESSAGE_LAYERS: tuple[MessageLayer, ...] = ("modelled", "payload", "message", "grpc")
+CONNECTION_LAYERS: tuple[ConnectionLayer, ...] = (
+    *("http2", "tls", "tcp_payload", "tcp_retransmitted", "segments", "pure_acks", "ip"),
+)
+"""Bytes, but for `segments` (all that were sent) and `pure_acks` (of them without payload), which are counts.
+`http2` or `tls` is what crossed the socket once; `tcp_payload` is that and what of it was sent again."""
+LAYERS: tuple[Layer, ...] = (*MESSAGE_LAYERS, *CONNECTION_LAYERS)
+CONNECTION = "connection"
+"""The kind of rows that belong to a connection and no message."""
 GRPC_PREFIX_BYTES = 5
 """gRPC puts one compression flag and a 32-bit length before every message."""
 
 
 @dataclass(slots=True)
 class Row:
-    """Bytes of one whole message (a header with all its chunks).
+    """Bytes of one whole message (a header with all its chunks), or of one connection since its last reading.
 
     `status`: "ok" (received, or not known to be lost), "lost" (sent, and the session ended without a sign
     that it arrived), "refused" (received but not accepted), "fault" (what the paper's convention charges
-    where no message was exchanged because the client failed).
+    where no message was exchanged because the client failed). `how` says of a connection's row how its
+    numbers were obtained and why others are absent.
     """
 
     round: int
@@ -38,6 +50,14 @@ class Row:
     payload: int | None = None
     message: int | None = None
     grpc: int | None = None
+    http2: int | None = None
+    tls: int | None = None
+    tcp_payload: int | None = None
+    tcp_retransmitted: int | None = None
+    segments: int | None = None
+    pure_acks: int | None = None
+    ip: int | None = None
+    how: str = ""
     session: int = 0
     """Of a sent message: the session's number, and how many messages went before it there; not in the file."""
     position: int = -1

@@ -17,7 +17,7 @@ from typing import Any, TextIO
 import yaml
 
 from fedreuse.proto import modelled
-from fedreuse.proto.ledger import LAYERS, Direction, Layer, Status, Totals
+from fedreuse.proto.ledger import MESSAGE_LAYERS, Direction, MessageLayer, Status, Totals
 from fedreuse.proto.schema import Schema
 from fedreuse.server.federation import CAUSES
 from fedreuse.server.store import RunError
@@ -35,7 +35,7 @@ from fedreuse.sim.folder import (
 from fedreuse.sim.reuse import Ceiling, Scores, ceiling, score_histogram
 from fedreuse.sim.summary import read_rounds, read_rows, summarise
 
-Layers = Mapping[Layer, int | None]
+Layers = Mapping[MessageLayer, int | None]
 """Bytes by layer; None where the layer was not observed."""
 
 WAYS: tuple[Direction, ...] = ("up", "down")
@@ -91,11 +91,11 @@ class Run:
     ceiling: Ceiling | None
     scores: Scores | None
 
-    def bytes(self, *ways: Direction) -> dict[Layer, int | None]:
+    def bytes(self, *ways: Direction) -> dict[MessageLayer, int | None]:
         """Bytes of one direction or of several together, lost and refused messages included."""
         totals = [total(e for e in self.entries if e.direction == way) for way in ways]
-        result: dict[Layer, int | None] = {}
-        for layer in LAYERS:
+        result: dict[MessageLayer, int | None] = {}
+        for layer in MESSAGE_LAYERS:
             observed = [value for t in totals if (value := t[layer]) is not None]
             result[layer] = sum(observed) if len(observed) == len(ways) else None
         return result
@@ -104,15 +104,17 @@ class Run:
     def reuse_fraction(self) -> float | None:
         return self.clients["reused"] / self.selected if self.selected else None
 
-    def uplink_saving(self) -> dict[Layer, float | None]:
+    def uplink_saving(self) -> dict[MessageLayer, float | None]:
         """Eq. 15, layer by layer; always against m B_0, the modelled dense bytes."""
         return self._saving(modelled.uplink_saving, "up")
 
-    def symmetric_saving(self) -> dict[Layer, float | None]:
+    def symmetric_saving(self) -> dict[MessageLayer, float | None]:
         """Eq. 16, layer by layer; always against 2 m B_0."""
         return self._saving(modelled.symmetric_saving, "up", "down")
 
-    def _saving(self, rule: Callable[[int, int, int], float], *ways: Direction) -> dict[Layer, float | None]:
+    def _saving(
+        self, rule: Callable[[int, int, int], float], *ways: Direction
+    ) -> dict[MessageLayer, float | None]:
         m, dense = self.selected, self.dense_bytes
         sums = self.bytes(*ways)
         return {layer: None if n is None or not m else rule(n, m, dense) for layer, n in sums.items()}
@@ -127,12 +129,12 @@ class Comparison:
     notes: tuple[str, ...]
 
 
-def total(entries: Iterable[Entry]) -> dict[Layer, int | None]:
+def total(entries: Iterable[Entry]) -> dict[MessageLayer, int | None]:
     """Sums by layer; None where a message was not observed. Events, which only the modelled layer can
     show, do not count as missing from the others."""
     entries = list(entries)
-    result: dict[Layer, int | None] = {}
-    for layer in LAYERS:
+    result: dict[MessageLayer, int | None] = {}
+    for layer in MESSAGE_LAYERS:
         observed = [value for e in entries if (value := e.bytes[layer]) is not None]
         missing = any(e.messages and e.bytes[layer] is None for e in entries)
         result[layer] = None if missing or not observed else sum(observed)
@@ -216,7 +218,7 @@ def _read_summary(folder: Path) -> dict[str, Any]:
         if not all(isinstance(number, int) for number in numbers):
             raise ValueError("a count is not an integer")
         _ = [summary["accuracy"][key] for key in ("validation", "test")]
-        _ = [summary[f"{way}link"][layer] for way in WAYS for layer in LAYERS]
+        _ = [summary[f"{way}link"][layer] for way in WAYS for layer in MESSAGE_LAYERS]
         return summary
 
 
@@ -232,8 +234,8 @@ def _live_summary(folder: Path, config: RunConfig) -> dict[str, Any]:
 def _read_bytes(folder: Path, rounds: int | None) -> tuple[tuple[Entry, ...], tuple[str, ...], Totals]:
     """The ledger's rows, up to a round if given: gathered, what was observed in part, and plain totals."""
     rows: Counter[tuple[Direction, str, Status]] = Counter()
-    seen: Counter[tuple[Direction, str, Status, Layer]] = Counter()
-    sums: Counter[tuple[Direction, str, Status, Layer]] = Counter()
+    seen: Counter[tuple[Direction, str, Status, MessageLayer]] = Counter()
+    sums: Counter[tuple[Direction, str, Status, MessageLayer]] = Counter()
     totals = Totals()
     path = folder / "bytes.csv"
     with damage(path, repair(folder)):
@@ -245,7 +247,7 @@ def _read_bytes(folder: Path, rounds: int | None) -> tuple[tuple[Entry, ...], tu
             totals.add([row])
             key = row.direction, row.kind, row.status
             rows[key] += 1
-            for layer in LAYERS:
+            for layer in MESSAGE_LAYERS:
                 value = getattr(row, layer)
                 if value is not None:
                     seen[*key, layer] += 1
@@ -253,14 +255,16 @@ def _read_bytes(folder: Path, rounds: int | None) -> tuple[tuple[Entry, ...], tu
         check_ending(path)
     entries, partial = [], []
     for key in sorted(rows, key=_place):
-        layers = {layer: sums[*key, layer] if seen[*key, layer] == rows[key] else None for layer in LAYERS}
+        layers = {
+            layer: sums[*key, layer] if seen[*key, layer] == rows[key] else None for layer in MESSAGE_LAYERS
+        }
         messages, events = (0, rows[key]) if _is_event(key) else (rows[key], 0)
         entries.append(Entry(*key, messages, events, layers))
     for way in WAYS:
         sent = [key for key in rows if key[0] == way and not _is_event(key)]
         whole = sum(rows[key] for key in sent)
-        found = {layer: sum(seen[*key, layer] for key in sent) for layer in LAYERS}
-        partial += [f"{way}link {layer}" for layer in LAYERS if 0 < found[layer] < whole]
+        found = {layer: sum(seen[*key, layer] for key in sent) for layer in MESSAGE_LAYERS}
+        partial += [f"{way}link {layer}" for layer in MESSAGE_LAYERS if 0 < found[layer] < whole]
     return tuple(entries), tuple(partial), totals
 
 

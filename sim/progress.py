@@ -19,7 +19,7 @@ from rich.progress import (
 from rich.text import Text
 
 from fedreuse.proto import federation_pb2 as pb
-from fedreuse.proto.ledger import LAYERS
+from fedreuse.proto.ledger import MESSAGE_LAYERS
 
 
 def human(count: float | None) -> str:
@@ -116,5 +116,5 @@ class RunProgress:
 
     def _bytes(self, way: str) -> str:
         """The observed layers so far."""
-        sums = ((layer, self._totals.get(f"{way}link_{layer}")) for layer in LAYERS)
+        sums = ((layer, self._totals.get(f"{way}link_{layer}")) for layer in MESSAGE_LAYERS)
         return "  ".join(f"{layer} {human(value)}" for layer, value in sums if value is not None)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedreuse.proto import modelled
-from fedreuse.proto.ledger import LAYERS, Row, Totals
+from fedreuse.proto.ledger import CONNECTION_LAYERS, MESSAGE_LAYERS, Layer, Row, Totals
 from fedreuse.server.federation import CAUSES
 from fedreuse.server.store import RunError
 from fedreuse.server.weights import load_model
@@ -21,13 +21,17 @@ def read_rows(folder: Path) -> Iterator[Row]:
     """The rows of bytes.csv; rounds count from 1, 0 belongs to no round. Raises RunError."""
     with _open(folder / "bytes.csv") as handle:
         for cells in csv.DictReader(handle):
-            numbers = {layer: int(cells[layer]) if cells[layer] else None for layer in LAYERS}
+            # Older folders have no columns below gRPC.
+            texts: dict[Layer, str] = {layer: cells[layer] for layer in MESSAGE_LAYERS}
+            texts |= {layer: cells.get(layer, "") for layer in CONNECTION_LAYERS}
+            numbers = {layer: int(text) if text else None for layer, text in texts.items()}
             yield Row(
                 int(cells["round"]),
                 int(cells["client"]),
                 cells["direction"],  # type: ignore[arg-type]
                 cells["kind"],
                 cells["status"],  # type: ignore[arg-type]
+                how=cells.get("how", ""),
                 **numbers,  # type: ignore[arg-type]
             )
 

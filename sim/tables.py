@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fedreuse.proto.ledger import LAYERS, Direction, Layer
+from fedreuse.proto.ledger import MESSAGE_LAYERS, Direction, MessageLayer
 from fedreuse.server.federation import CAUSES
 from fedreuse.sim.compare import WAYS, Comparison, Entry, Layers, Run, total
 from fedreuse.sim.reuse import BINS, Scores
@@ -50,7 +50,7 @@ def render(comparison: Comparison, console: Console, *, brief: bool = False) -> 
         return
     for mark, run in zip(marks, runs, strict=True):
         page.heading(f"{mark} {run.name}, by kind of message")
-        page.table(["count", *LAYERS, "payload\nratio", "grpc\nratio"], list(_kinds(run, page)))
+        page.table(["count", *MESSAGE_LAYERS, "payload\nratio", "grpc\nratio"], list(_kinds(run, page)))
     page.list((page.absent if mark == "—" else mark, text) for mark, text in EXPLANATIONS.items())
 
 
@@ -176,7 +176,7 @@ class _Page:
     def percent(self, fraction: float | None) -> str:
         return self.absent if fraction is None else f"{100 * fraction:.2f}"
 
-    def ratio(self, sums: Layers, layer: Layer) -> str:
+    def ratio(self, sums: Layers, layer: MessageLayer) -> str:
         """A layer in terms of the modelled one; empty where the model charges nothing."""
         count, charge = sums[layer], sums["modelled"]
         if count is None or charge is None:

@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console
 from support import completed, small_config
 
-from fedreuse.proto.ledger import LAYERS
+from fedreuse.proto.ledger import LAYERS, MESSAGE_LAYERS
 from fedreuse.proto.schema import INTEGER_BUFFER, PARAMETER, Schema, TensorSpec
 from fedreuse.proto.streams import cohort
 from fedreuse.server.store import RunError
@@ -50,7 +50,7 @@ round,client,direction,kind,status,modelled,payload,message,grpc
 """
 UP = {"modelled": 4 * 40 + 16, "payload": 4 * 41, "message": 4 * 50 + 2 * 30, "grpc": 4 * 60 + 2 * 35}
 DOWN = {"modelled": 6 * 56, "payload": 5 * 48, "message": 5 * 60 + 200, "grpc": 5 * 65 + 210}
-BOTH = {layer: UP[layer] + DOWN[layer] for layer in LAYERS}
+BOTH = {layer: UP[layer] + DOWN[layer] for layer in MESSAGE_LAYERS}
 ROUNDS = """\
 round,selected,fresh,reused,fault,bridged,cacheless,age,threshold,quota,validation_accuracy
 1,2,2,0,0,0,2,0,0,0,0.25
@@ -82,8 +82,8 @@ SUMMARY = {
     "dense_bytes": 56,
     "selected": 6,
     "accuracy": {"validation": 0.5, "test": 0.4375},
-    "uplink": UP,
-    "downlink": DOWN,
+    "uplink": dict.fromkeys(LAYERS) | UP,
+    "downlink": dict.fromkeys(LAYERS) | DOWN,
     "reuse": REUSE,
 }
 
@@ -241,7 +241,10 @@ def test_a_refused_message_counts_whatever_round_it_speaks_of(tmp_path: Path) ->
     more = {"modelled": 216, "payload": 205, "message": 310, "grpc": 370}
     rows = BYTES + "4000000000,2,up,update,refused,40,41,50,60\n"
     assert (
-        only(write_run(tmp_path / "run", rows=rows, summary=SUMMARY | {"uplink": more})).bytes("up") == more
+        only(
+            write_run(tmp_path / "run", rows=rows, summary=SUMMARY | {"uplink": dict.fromkeys(LAYERS) | more})
+        ).bytes("up")
+        == more
     )
 
 
@@ -249,8 +252,8 @@ def test_a_run_without_a_round_yet_has_nothing_to_show(tmp_path: Path) -> None:
     header, rounds = BYTES.splitlines()[0] + "\n", ROUNDS.splitlines()[0] + "\n"
     folder = write_run(tmp_path / "run", rows=header, rounds=rounds, events=[], summary=None)
     run = only(folder)
-    assert run.bytes("up", "down") == dict.fromkeys(LAYERS)
-    assert run.uplink_saving() == dict.fromkeys(LAYERS)
+    assert run.bytes("up", "down") == dict.fromkeys(MESSAGE_LAYERS)
+    assert run.uplink_saving() == dict.fromkeys(MESSAGE_LAYERS)
     assert (run.reuse_fraction, run.ceiling) == (None, None)
     assert "round 0 of 3 (unfinished)" in " ".join(rendered(folder).split())
 
@@ -425,7 +428,7 @@ def test_a_missing_file_is_named(tmp_path: Path, name: str, finished: bool) -> N
         ("rounds.csv", ROUNDS.replace("\n2,2", "\n4,2")),
         ("rounds.csv", ROUNDS[:-2]),
         ("bytes.csv", ""),
-        ("bytes.csv", BYTES.replace("grpc", "http2")),
+        ("bytes.csv", BYTES.replace("grpc", "h2")),
         ("bytes.csv", BYTES.replace("3,3,down", "3,3,left")),
         ("bytes.csv", BYTES.replace("lost", "mislaid")),
         ("bytes.csv", BYTES.replace(",65\n", ",65.5\n")),
@@ -652,7 +655,7 @@ def test_tables_need_neither_colour_nor_unicode(tmp_path: Path) -> None:
 
 def test_what_is_shown_is_explained(tmp_path: Path) -> None:
     text = " ".join(rendered(write_run(tmp_path / "run")).split())
-    for layer in LAYERS:
+    for layer in MESSAGE_LAYERS:
         assert f" {layer} the " in text
     assert "— not observed in this run; that is not zero" in text
     assert "* downlink by the symmetric convention: one dense model per selected client and round" in text

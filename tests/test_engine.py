@@ -40,6 +40,7 @@ from fedreuse.client.held import HeldStore
 from fedreuse.client.participant import Participant
 from fedreuse.client.workbench import Workbench
 from fedreuse.proto.codec import decode, dense_payload
+from fedreuse.proto.ledger import LAYERS, MESSAGE_LAYERS
 from fedreuse.proto.schema import FLOAT_BUFFER, PARAMETER
 from fedreuse.proto.streams import Purpose, stream
 from fedreuse.server.store import RunError
@@ -218,8 +219,8 @@ def test_the_summary_by_hand(tmp_path: Path) -> None:
     assert summary["clients"] == {"total": 2, "per_round": 2}
     assert (summary["dense_bytes"], summary["selected"]) == (32, 4)
     # Up: 2 * 10 + 2 * 16 = 52 modelled, 2 * 10 bytes of body; down: 4 * 32.
-    assert summary["uplink"] == {"modelled": 52, "payload": 20, "message": None, "grpc": None}
-    assert summary["downlink"] == {"modelled": 128, "payload": 128, "message": None, "grpc": None}
+    assert summary["uplink"] == dict.fromkeys(LAYERS) | {"modelled": 52, "payload": 20}
+    assert summary["downlink"] == dict.fromkeys(LAYERS) | {"modelled": 128, "payload": 128}
     # 1 - 52/128 = 76/128; 1 - (128 + 52)/256 = 76/256.
     assert summary["saving"] == {
         "uplink_modelled": 0.59375,
@@ -293,7 +294,7 @@ def test_rounds_csv_adds_up_bytes_csv(tmp_path: Path) -> None:
                 sums[row["round"], f"{row['direction']}link_{layer}"] += int(row[layer] or 0)
     for row in table(folder):
         for column in row:
-            if column.startswith(("uplink", "downlink")):
+            if column.partition("_")[2] in MESSAGE_LAYERS:
                 assert int(row[column]) == sums[row["round"], column], (row["round"], column)
 
 

@@ -17,7 +17,7 @@ from fedreuse.proto import federation_pb2 as pb
 from fedreuse.proto.codec import Payload, encode, transfer_header
 from fedreuse.proto.errors import ProtocolError
 from fedreuse.proto.frames import Incoming, Receiver
-from fedreuse.proto.ledger import Row
+from fedreuse.proto.ledger import CONNECTION_LAYERS, LAYERS, Row
 from fedreuse.proto.schema import FLOAT_BUFFER, INTEGER_BUFFER, PARAMETER, Schema, TensorSpec
 from fedreuse.server import messages
 from fedreuse.server.aggregate import StepSettings
@@ -510,7 +510,7 @@ def test_the_table_of_rounds(tmp_path: Path) -> None:
     first, second = rows(tmp_path, "rounds.csv")
     assert float(first.pop("seconds")) >= 0
     assert float(second.pop("seconds")) >= 0
-    unobserved = {f"{way}link_{layer}": "" for way in ("up", "down") for layer in ("message", "grpc")}
+    unobserved = {f"{way}link_{layer}": "" for way in ("up", "down") for layer in LAYERS}
     unobserved |= {"void": "", "validation_accuracy": "", "validation_loss": ""}
     assert first == unobserved | {
         "round": "1",
@@ -556,8 +556,10 @@ def test_the_table_of_rounds(tmp_path: Path) -> None:
 
 def test_the_table_of_bytes(tmp_path: Path) -> None:
     two_rounds(tmp_path)
-    lines = (tmp_path / "bytes.csv").read_text().splitlines()
-    assert lines[0] == "round,client,direction,kind,status,modelled,payload,message,grpc"
+    lines = [line.removesuffix(8 * ",") for line in (tmp_path / "bytes.csv").read_text().splitlines()]
+    assert lines[0] == "round,client,direction,kind,status,modelled,payload,message,grpc" + "".join(
+        f",{layer}" for layer in (*CONNECTION_LAYERS, "how")
+    )
     assert sorted(lines[1:]) == sorted(
         [
             *(f"1,{c},down,model,ok,64,56,," for c in range(4)),
@@ -646,12 +648,13 @@ def test_rows_after_a_commit_are_written_but_not_summed_into_the_next_round(tmp_
     federation.books.record(Row(-1, 2, "down", "heartbeat", modelled=0, payload=0, message=3, grpc=8))
     play_round(federation, lambda *_: 1.0)
     assert rows(tmp_path, "rounds.csv")[1]["downlink_message"] == ""
-    lines = (tmp_path / "bytes.csv").read_text().splitlines()
+    lines = [line.removesuffix(8 * ",") for line in (tmp_path / "bytes.csv").read_text().splitlines()]
     assert "1,2,down,round_closed,ok,0,0,12,17" in lines
     assert "0,2,down,heartbeat,ok,0,0,3,8" in lines
     federation.books.record(Row(1, 2, "down", "round_closed", modelled=0, payload=0, message=12, grpc=17))
     federation.flush()
-    assert (tmp_path / "bytes.csv").read_text().splitlines()[-1] == "2,2,down,round_closed,ok,0,0,12,17"
+    last = (tmp_path / "bytes.csv").read_text().splitlines()[-1]
+    assert last == "2,2,down,round_closed,ok,0,0,12,17" + 8 * ","
     assert len(rows(tmp_path, "rounds.csv")) == 2
 
 

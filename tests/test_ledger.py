@@ -2,7 +2,7 @@
 
 import pytest
 
-from fedreuse.proto.ledger import COLUMNS, GRPC_PREFIX_BYTES, LAYERS, Row, Totals
+from fedreuse.proto.ledger import COLUMNS, CONNECTION_LAYERS, GRPC_PREFIX_BYTES, LAYERS, Row, Totals
 
 
 def totals(*rows: Row) -> Totals:
@@ -12,8 +12,9 @@ def totals(*rows: Row) -> Totals:
 
 
 def test_layers_and_columns_have_fixed_names() -> None:
-    assert LAYERS == ("modelled", "payload", "message", "grpc")
-    assert COLUMNS == (
+    below = ("http2", "tls", "tcp_payload", "tcp_retransmitted", "segments", "pure_acks", "ip")
+    assert ("modelled", "payload", "message", "grpc", *below) == LAYERS
+    assert (
         "round",
         "client",
         "direction",
@@ -23,20 +24,22 @@ def test_layers_and_columns_have_fixed_names() -> None:
         "payload",
         "message",
         "grpc",
-    )
+        *below,
+        "how",
+    ) == COLUMNS
     assert GRPC_PREFIX_BYTES == 5
 
 
 def test_an_absent_layer_is_an_empty_cell_and_zero_is_a_zero() -> None:
     row = Row(3, 7, "up", "score_reply", payload=0, message=14, grpc=19)
-    assert row.cells() == ["3", "7", "up", "score_reply", "ok", "", "0", "14", "19"]
+    assert row.cells() == ["3", "7", "up", "score_reply", "ok", "", "0", "14", "19", *[""] * 8]
 
 
 def test_a_layer_nobody_observed_stays_absent() -> None:
     result = totals(Row(0, 0, "up", "update", payload=10), Row(1, 0, "up", "update", payload=0))
     assert result.total("up", "payload") == 10
     assert result.total("up", "modelled") is None
-    assert result.layers("up") == {"modelled": None, "payload": 10, "message": None, "grpc": None}
+    assert result.layers("up") == dict.fromkeys(LAYERS) | {"payload": 10}
 
 
 def test_an_observed_zero_is_zero() -> None:
@@ -82,8 +85,11 @@ def round_of_three() -> Totals:
 
 
 def test_totals_by_direction_and_layer(round_of_three: Totals) -> None:
-    assert round_of_three.layers("up") == {"modelled": 46, "payload": 62, "message": 101, "grpc": 121}
-    assert round_of_three.layers("down") == {"modelled": 0, "payload": 300, "message": 375, "grpc": 410}
+    unobserved = dict.fromkeys(CONNECTION_LAYERS)
+    up = {"modelled": 46, "payload": 62, "message": 101, "grpc": 121}
+    down = {"modelled": 0, "payload": 300, "message": 375, "grpc": 410}
+    assert round_of_three.layers("up") == up | unobserved
+    assert round_of_three.layers("down") == down | unobserved
 
 
 def test_totals_of_one_kind_include_what_was_lost(round_of_three: Totals) -> None:
@@ -99,11 +105,11 @@ def test_refusals_and_faults_count_as_well() -> None:
     rows = [
         Row(0, n, "up", "update", status, message=10**n) for n, status in enumerate(("ok", "refused", "lost"))
     ]
-    assert totals(*rows, Row(0, 3, "up", "update", "fault", modelled=16)).layers("up") == {
+    assert totals(*rows, Row(0, 3, "up", "update", "fault", modelled=16)).layers("up") == dict.fromkeys(
+        LAYERS
+    ) | {
         "modelled": 16,
-        "payload": None,
         "message": 111,
-        "grpc": None,
     }
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from fedreuse.proto.ledger import LAYERS
+from fedreuse.proto.ledger import MESSAGE_LAYERS
 from fedreuse.sim.config import load_config
 from fedreuse.sim.launch import launch
 from fedreuse.sim.run import create_run, make_task
@@ -71,7 +71,7 @@ def byte_sums(folder: Path) -> Counter[tuple[str, str, str, str]]:
     with (folder / "bytes.csv").open() as handle:
         for row in csv.DictReader(handle):
             if row["kind"] not in RECONNECTS:
-                for layer in LAYERS:
+                for layer in MESSAGE_LAYERS:
                     sums[row["round"], row["direction"], row["kind"], layer] += int(row[layer] or 0)
     return sums
 
