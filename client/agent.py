@@ -19,7 +19,17 @@ import grpc
 
 from fedreuse.client.errors import AgentError
 from fedreuse.client.results import LocalUpdate, Score, failure
-from fedreuse.client.session import Action, ClientSession, Closed, DoScore, DoTrain, Stop, Welcomed
+from fedreuse.client.session import (
+    Action,
+    ClientSession,
+    Closed,
+    DoScore,
+    DoTrain,
+    StaleModelError,
+    Stop,
+    Welcomed,
+)
+from fedreuse.client.shelf import Shelf
 from fedreuse.proto import federation_pb2 as pb
 from fedreuse.proto import transport
 from fedreuse.proto.channel import Ledger
@@ -52,7 +62,8 @@ class Agent:
     """One client of a federation at `address` (HOST:PORT).
 
     `expected` are the seed and the number of clients with which this client's data was divided, if it was;
-    `compute` runs the training; `give_up` is how many seconds without a server are too many.
+    `compute` runs the training; `give_up` is how many seconds without a server are too many; agents of one
+    process share a `shelf`.
     """
 
     def __init__(
@@ -64,6 +75,7 @@ class Agent:
         faults: Iterable[Fault] = (),
         give_up: float = 300.0,
         expected: tuple[int, int] | None = None,
+        shelf: Shelf | None = None,
     ) -> None:
         self._address, self._participant, self._ledger = address, participant, ledger
         self._compute, self._faults, self._give_up = compute, FaultPlan(faults), give_up
@@ -74,6 +86,7 @@ class Agent:
         self._waits = 0
         self._run = ""
         self._expected = expected
+        self._shelf = shelf or Shelf()
 
     @property
     def client(self) -> int:
@@ -120,7 +133,7 @@ class Agent:
 
     async def _one_session(self) -> None:
         """From connecting to the server's FINISHED."""
-        session = ClientSession(self.client, self._ledger)
+        session = ClientSession(self.client, self._ledger, self._shelf)
         async with grpc.aio.insecure_channel(self._address, options=transport.CLIENT_OPTIONS) as channel:
             call = channel.stream_stream(transport.SESSION)()
             connection = _Connection(call, session)
@@ -161,6 +174,8 @@ class Agent:
             connection.heard = time.monotonic()
             try:
                 actions = connection.session.feed(frame)
+            except StaleModelError as error:
+                raise _ConnectionLostError(f"a change of the model does not fit: {error}") from None
             except ProtocolError as error:
                 raise AgentError(f"client {self.client}: the server broke the protocol: {error}") from None
             for action in actions:

@@ -14,8 +14,10 @@ from fedreuse.client.trainer import train
 from fedreuse.client.workbench import Workbench
 from fedreuse.proto import modelled
 from fedreuse.proto.codec import Payload, encode
+from fedreuse.proto.packing import as_state
 from fedreuse.proto.schema import PARAMETER, Schema
 from fedreuse.proto.streams import Purpose
+from fedreuse.proto.transfers import plain, seal
 
 SIGNATURE = "signature"
 
@@ -64,13 +66,15 @@ class Participant:
             self._task, self._bench.model, self._data, self._plan, self.client, round, self._bench.device
         )
         payload = encode(self._schema, self._bench.delta(weights), self._kept)
+        base = round, as_state(weights.body)
+        sealed = seal(self._schema, payload, base) if self._plan.pack else plain(payload)
         if self._plan.proxy is not None:
             refresh = self._proxy(Purpose.PROXY_REFRESH, round, weights)
             tensors = self._held.current(self.client)
             old = tensors[SIGNATURE] if tensors is not None else None
             signature = refreshed(old, refresh, self._plan.proxy.keep)
             self._held.stage(self.client, self._run, round, {SIGNATURE: signature})
-        return LocalUpdate(payload, trained.steps, trained.loss)
+        return LocalUpdate(sealed, trained.steps, trained.loss)
 
     def closed(self, round: int, accepted: bool) -> None:
         """The server closed `round`; `accepted` says whether this client's fresh update counted."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fedreuse.proto import federation_pb2 as pb
-from fedreuse.proto.codec import Payload
 from fedreuse.proto.errors import ProtocolError
+from fedreuse.proto.transfers import Sealed
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,9 +19,9 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class LocalUpdate:
-    """The encoded update of a local training of `steps` optimiser steps."""
+    """The update of a local training of `steps` optimiser steps, ready to travel."""
 
-    payload: Payload
+    sealed: Sealed
     steps: int
     train_loss: float
 

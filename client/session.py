@@ -7,14 +7,17 @@ from dataclasses import dataclass
 from fedreuse.client.held import Held
 from fedreuse.client.results import LocalUpdate, Score
 from fedreuse.client.settings import ClientPlan
+from fedreuse.client.shelf import Shelf
 from fedreuse.proto import PROTOCOL_VERSION, codec, modelled
 from fedreuse.proto import federation_pb2 as pb
 from fedreuse.proto.channel import Channel, Ledger
-from fedreuse.proto.codec import Payload, check_body, transfer_header
+from fedreuse.proto.codec import Payload
 from fedreuse.proto.errors import ProtocolError
 from fedreuse.proto.frames import Incoming, Outgoing, chunk_frames
 from fedreuse.proto.ledger import Row
+from fedreuse.proto.packing import State, as_state
 from fedreuse.proto.schema import Schema
+from fedreuse.proto.transfers import open_body, transfer_header
 
 SOFTWARE = "fedreuse 0.1.0"
 
@@ -50,14 +53,19 @@ class Stop:
     detail: str
 
 
+class StaleModelError(Exception):
+    """What changed cannot be applied to the model held here; the next session will get a whole one."""
+
+
 Action = Welcomed | DoScore | DoTrain | Closed | Stop
 
 
 class ClientSession:
     """One connection's conversation. What must outlive a connection is handed over by `resume_from`."""
 
-    def __init__(self, client: int, ledger: Ledger) -> None:
+    def __init__(self, client: int, ledger: Ledger, shelf: Shelf | None = None) -> None:
         self.client = client
+        self._shelf = shelf or Shelf()
         self._ledger = ledger
         self.channel = Channel("client", client, ledger, self._modelled)
         self.number: int | None = None
@@ -65,7 +73,8 @@ class ClientSession:
         self.rounds = 0
         self.heartbeat_seconds = 10.0
         self.open_round: int | None = None
-        self.weights: Payload | None = None
+        self.model: tuple[int, Payload] | None = None
+        """The newest model received and its round; kept after its round has closed, for changes to come."""
         self._schema: Schema | None = None
         self.plan: ClientPlan | None = None
         self._previous: ClientSession | None = None
@@ -90,9 +99,9 @@ class ClientSession:
         if previous is not None and previous.number is not None:
             message.previous_session = previous.number
             message.previous_received = previous.channel.received
-            if previous.open_round is not None:
-                message.open_round = previous.open_round
-                self.open_round, self.weights = previous.open_round, previous.weights
+            self.open_round, self.model = previous.open_round, previous.model
+        if self.model is not None:
+            message.model_round = self.model[0]
         return self.channel.send("join", message)
 
     def score_reply(self, round: int, score: Score) -> Outgoing:
@@ -101,18 +110,17 @@ class ClientSession:
 
     def update(self, round: int, local: LocalUpdate, *, garbage: bool = False) -> Outgoing:
         """The update; as `garbage` (a planned fault) its body does not match its checksum."""
-        assert self._schema is not None
-        body = local.payload.body
+        body = local.sealed.body
         if garbage:
             body = bytes([body[0] ^ 0xFF]) + bytes(body[1:])
         message = pb.SparseUpdate(
             round=round,
-            transfer=transfer_header(self._schema, local.payload),
+            transfer=transfer_header(self.schema, local.sealed),
             steps=local.steps,
             train_loss=local.train_loss,
         )
         chunks = chunk_frames("client", body)
-        return self.channel.send("update", message, chunks=chunks, body=local.payload.nbytes)
+        return self.channel.send("update", message, chunks=chunks, body=local.sealed.nbytes)
 
     def failed(self, round: int, code: pb.Code, detail: str) -> Outgoing:
         """Report that this client cannot do its part in a round."""
@@ -124,7 +132,7 @@ class ClientSession:
     # -- in
 
     def feed(self, frame: bytes) -> list[Action]:
-        """One frame from the server. Raises ProtocolError if the session cannot go on."""
+        """One frame from the server. Raises ProtocolError or StaleModelError if the session cannot go on."""
         whole = self.channel.feed(frame)
         if whole is None:
             return []
@@ -138,16 +146,7 @@ class ClientSession:
             case "welcome":
                 return [self._welcome(message)]
             case "model":
-                assert incoming.payload is not None
-                assert self._schema is not None
-                codec.require(
-                    incoming.payload.blocks,
-                    self._schema,
-                    lambda index: self._schema.tensors[index].size,  # type: ignore[union-attr]
-                    self._schema.travelling,
-                )
-                check_body(self._schema, incoming.payload, message.transfer.checksum)
-                self.open_round, self.weights = message.round, incoming.payload
+                self._receive_model(message, incoming.payload)
             case "score_request":
                 return [DoScore(self._expect_model(message.round))]
             case "train_order":
@@ -159,11 +158,31 @@ class ClientSession:
                 self._ledger.write(row)
             case "round_closed":
                 if self.open_round == message.round:
-                    self.open_round = self.weights = None
+                    self.open_round = None
                 return [Closed(message.round, message.accepted)]
             case "abort":
                 return [Stop(message.code, message.detail)]
         return []
+
+    def _receive_model(self, message: pb.ModelBroadcast, received: Payload | None) -> None:
+        assert received is not None
+        tensors = self.schema.tensors
+        codec.require(received.blocks, self.schema, lambda index: tensors[index].size, self.schema.travelling)
+        transfer = message.transfer
+        content = transfer.checksum if transfer.coding == pb.PLAIN else transfer.content
+        try:
+            payload = self._shelf.take(
+                content, lambda: open_body(self.schema, transfer, received, self._base)
+            )
+        except ProtocolError as error:
+            if transfer.coding != pb.CHANGE:
+                raise
+            self.open_round = self.model = None
+            raise StaleModelError(str(error)) from None
+        self.open_round, self.model = message.round, (message.round, payload)
+
+    def _base(self, round: int) -> State | None:
+        return as_state(self.model[1].body) if self.model is not None and self.model[0] == round else None
 
     def _welcome(self, message: pb.Welcome) -> Action:
         if message.protocol_version != PROTOCOL_VERSION:
@@ -179,11 +198,16 @@ class ClientSession:
         self.heartbeat_seconds = max(0.05, message.heartbeat_seconds)
         if self._previous is not None:
             if self._previous.run != message.run:
-                self.open_round = self.weights = None
+                self.open_round = self.model = None
             known = message.previous_received if message.HasField("previous_received") else None
             self._previous.channel.settle(known)
             self._previous = None
         return Welcomed(message)
+
+    @property
+    def weights(self) -> Payload | None:
+        """The model of the open round, if there is one."""
+        return self.model[1] if self.model is not None and self.model[0] == self.open_round else None
 
     @property
     def schema(self) -> Schema:

@@ -54,13 +54,17 @@ class ProxySettings(_Part):
 
 
 class ClientPlan(_Part):
-    """Everything all clients of a run do alike. `proxy` is None if the method scores nobody."""
+    """Everything all clients of a run do alike.
+
+    `proxy` is None if the method scores nobody; with `pack` updates travel without redundancy.
+    """
 
     seed: int = Field(ge=0, lt=1 << 63)
     train: TrainSettings = TrainSettings()
     objective: ObjectiveSettings = ObjectiveSettings()
     compressor: CompressorSettings = CompressorSettings()
     proxy: ProxySettings | None = None
+    pack: bool = True
 
     def to_proto(self) -> pb.ClientPlan:
         plan = pb.ClientPlan(
@@ -74,6 +78,7 @@ class ClientPlan(_Part):
             keep_ratio=self.compressor.keep_ratio,
             memory_format=self.train.memory_format,
             amp=self.train.amp,
+            pack=self.pack,
         )
         if self.proxy is not None:
             plan.proxy.CopyFrom(
@@ -107,6 +112,7 @@ class ClientPlan(_Part):
                         "mu": plan.proximal_mu,
                     },
                     "compressor": {"kind": "topk", "ratio": plan.keep_ratio},
+                    "pack": plan.pack,
                     "proxy": {
                         "batches": plan.proxy.batches,
                         "batch_size": plan.proxy.batch_size,

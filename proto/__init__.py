@@ -3,4 +3,4 @@
 Nothing here imports torch, the server or the client.
 """
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2

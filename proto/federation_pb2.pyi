@@ -26,6 +26,12 @@ class ValueFormat(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     VALUE_FORMAT_UNSPECIFIED: _ClassVar[ValueFormat]
     RAW: _ClassVar[ValueFormat]
 
+class Coding(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PLAIN: _ClassVar[Coding]
+    PACKED: _ClassVar[Coding]
+    CHANGE: _ClassVar[Coding]
+
 class Cause(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     CAUSE_UNSPECIFIED: _ClassVar[Cause]
@@ -52,6 +58,7 @@ class Code(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     TOO_FEW_CONTRIBUTIONS: _ClassVar[Code]
     WRONG_CONTENT: _ClassVar[Code]
     OVERFLOW: _ClassVar[Code]
+    UNKNOWN_BASE: _ClassVar[Code]
     FINISHED: _ClassVar[Code]
     VERSION_MISMATCH: _ClassVar[Code]
     SCHEMA_MISMATCH: _ClassVar[Code]
@@ -72,6 +79,9 @@ PAIRS: Mode
 BITMAP: Mode
 VALUE_FORMAT_UNSPECIFIED: ValueFormat
 RAW: ValueFormat
+PLAIN: Coding
+PACKED: Coding
+CHANGE: Coding
 CAUSE_UNSPECIFIED: Cause
 ALWAYS: Cause
 CACHELESS: Cause
@@ -93,6 +103,7 @@ CLIENT_FAILED: Code
 TOO_FEW_CONTRIBUTIONS: Code
 WRONG_CONTENT: Code
 OVERFLOW: Code
+UNKNOWN_BASE: Code
 FINISHED: Code
 VERSION_MISMATCH: Code
 SCHEMA_MISMATCH: Code
@@ -147,7 +158,7 @@ class ServerMessage(_message.Message):
     def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., model: _Optional[_Union[ModelBroadcast, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., score_request: _Optional[_Union[ScoreRequest, _Mapping]] = ..., train_order: _Optional[_Union[TrainOrder, _Mapping]] = ..., reuse_notice: _Optional[_Union[ReuseNotice, _Mapping]] = ..., round_closed: _Optional[_Union[RoundClosed, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., received: _Optional[int] = ...) -> None: ...
 
 class Join(_message.Message):
-    __slots__ = ("protocol_version", "client", "examples", "instance", "run", "held_round", "staged_round", "open_round", "previous_session", "previous_received", "software")
+    __slots__ = ("protocol_version", "client", "examples", "instance", "run", "held_round", "staged_round", "model_round", "previous_session", "previous_received", "software")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     CLIENT_FIELD_NUMBER: _ClassVar[int]
     EXAMPLES_FIELD_NUMBER: _ClassVar[int]
@@ -155,7 +166,7 @@ class Join(_message.Message):
     RUN_FIELD_NUMBER: _ClassVar[int]
     HELD_ROUND_FIELD_NUMBER: _ClassVar[int]
     STAGED_ROUND_FIELD_NUMBER: _ClassVar[int]
-    OPEN_ROUND_FIELD_NUMBER: _ClassVar[int]
+    MODEL_ROUND_FIELD_NUMBER: _ClassVar[int]
     PREVIOUS_SESSION_FIELD_NUMBER: _ClassVar[int]
     PREVIOUS_RECEIVED_FIELD_NUMBER: _ClassVar[int]
     SOFTWARE_FIELD_NUMBER: _ClassVar[int]
@@ -166,11 +177,11 @@ class Join(_message.Message):
     run: str
     held_round: int
     staged_round: int
-    open_round: int
+    model_round: int
     previous_session: int
     previous_received: int
     software: str
-    def __init__(self, protocol_version: _Optional[int] = ..., client: _Optional[int] = ..., examples: _Optional[int] = ..., instance: _Optional[int] = ..., run: _Optional[str] = ..., held_round: _Optional[int] = ..., staged_round: _Optional[int] = ..., open_round: _Optional[int] = ..., previous_session: _Optional[int] = ..., previous_received: _Optional[int] = ..., software: _Optional[str] = ...) -> None: ...
+    def __init__(self, protocol_version: _Optional[int] = ..., client: _Optional[int] = ..., examples: _Optional[int] = ..., instance: _Optional[int] = ..., run: _Optional[str] = ..., held_round: _Optional[int] = ..., staged_round: _Optional[int] = ..., model_round: _Optional[int] = ..., previous_session: _Optional[int] = ..., previous_received: _Optional[int] = ..., software: _Optional[str] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("protocol_version", "run", "session", "schema", "plan", "confirmed_round", "rounds", "heartbeat_seconds", "previous_received", "pending_round", "clients")
@@ -219,7 +230,7 @@ class TensorSpec(_message.Message):
     def __init__(self, name: _Optional[str] = ..., dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., kind: _Optional[_Union[TensorKind, str]] = ...) -> None: ...
 
 class ClientPlan(_message.Message):
-    __slots__ = ("seed", "local_epochs", "batch_size", "learning_rate", "momentum", "weight_decay", "proximal_mu", "keep_ratio", "proxy", "memory_format", "amp")
+    __slots__ = ("seed", "local_epochs", "batch_size", "learning_rate", "momentum", "weight_decay", "proximal_mu", "keep_ratio", "proxy", "memory_format", "amp", "pack")
     SEED_FIELD_NUMBER: _ClassVar[int]
     LOCAL_EPOCHS_FIELD_NUMBER: _ClassVar[int]
     BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -231,6 +242,7 @@ class ClientPlan(_message.Message):
     PROXY_FIELD_NUMBER: _ClassVar[int]
     MEMORY_FORMAT_FIELD_NUMBER: _ClassVar[int]
     AMP_FIELD_NUMBER: _ClassVar[int]
+    PACK_FIELD_NUMBER: _ClassVar[int]
     seed: int
     local_epochs: int
     batch_size: int
@@ -242,7 +254,8 @@ class ClientPlan(_message.Message):
     proxy: ProxyPlan
     memory_format: str
     amp: bool
-    def __init__(self, seed: _Optional[int] = ..., local_epochs: _Optional[int] = ..., batch_size: _Optional[int] = ..., learning_rate: _Optional[float] = ..., momentum: _Optional[float] = ..., weight_decay: _Optional[float] = ..., proximal_mu: _Optional[float] = ..., keep_ratio: _Optional[float] = ..., proxy: _Optional[_Union[ProxyPlan, _Mapping]] = ..., memory_format: _Optional[str] = ..., amp: bool = ...) -> None: ...
+    pack: bool
+    def __init__(self, seed: _Optional[int] = ..., local_epochs: _Optional[int] = ..., batch_size: _Optional[int] = ..., learning_rate: _Optional[float] = ..., momentum: _Optional[float] = ..., weight_decay: _Optional[float] = ..., proximal_mu: _Optional[float] = ..., keep_ratio: _Optional[float] = ..., proxy: _Optional[_Union[ProxyPlan, _Mapping]] = ..., memory_format: _Optional[str] = ..., amp: bool = ..., pack: bool = ...) -> None: ...
 
 class ProxyPlan(_message.Message):
     __slots__ = ("batches", "batch_size", "keep", "head")
@@ -271,16 +284,22 @@ class TensorHeader(_message.Message):
     def __init__(self, index: _Optional[int] = ..., mode: _Optional[_Union[Mode, str]] = ..., kept: _Optional[int] = ..., format: _Optional[_Union[ValueFormat, str]] = ..., length: _Optional[int] = ...) -> None: ...
 
 class Transfer(_message.Message):
-    __slots__ = ("schema_hash", "tensors", "length", "checksum")
+    __slots__ = ("schema_hash", "tensors", "length", "checksum", "coding", "base", "content")
     SCHEMA_HASH_FIELD_NUMBER: _ClassVar[int]
     TENSORS_FIELD_NUMBER: _ClassVar[int]
     LENGTH_FIELD_NUMBER: _ClassVar[int]
     CHECKSUM_FIELD_NUMBER: _ClassVar[int]
+    CODING_FIELD_NUMBER: _ClassVar[int]
+    BASE_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_FIELD_NUMBER: _ClassVar[int]
     schema_hash: int
     tensors: _containers.RepeatedCompositeFieldContainer[TensorHeader]
     length: int
     checksum: int
-    def __init__(self, schema_hash: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[TensorHeader, _Mapping]]] = ..., length: _Optional[int] = ..., checksum: _Optional[int] = ...) -> None: ...
+    coding: Coding
+    base: int
+    content: int
+    def __init__(self, schema_hash: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[TensorHeader, _Mapping]]] = ..., length: _Optional[int] = ..., checksum: _Optional[int] = ..., coding: _Optional[_Union[Coding, str]] = ..., base: _Optional[int] = ..., content: _Optional[int] = ...) -> None: ...
 
 class Chunk(_message.Message):
     __slots__ = ("offset", "data")

@@ -55,7 +55,10 @@ class Outgoing:
 
 @dataclass(frozen=True, slots=True)
 class Incoming:
-    """A whole message received. `refusal` is set if its body was not admitted; the body was discarded."""
+    """A whole message received. `refusal` is set if its body was not admitted; the body was discarded.
+
+    `payload` has the body as it came; `transfers.open_body` makes the payload of it.
+    """
 
     kind: str
     message: Any

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from threading import Lock
 from typing import Any
 
 from fedreuse.proto.ledger import LAYERS, Direction, Row, Totals
+from fedreuse.proto.transfers import Part
+
+PART_COLUMNS = (
+    *("round", "direction", "tensors", "modes", "index_coding", "value_coding"),
+    *("bodies", "stored", "modelled", "index_bytes", "value_bytes"),
+)
+"""tensors.csv: the bodies of a round and direction by the parts they are made of, summed over `bodies`."""
 
 
 class Books:
@@ -29,6 +36,7 @@ class Books:
             left = Row(*dumped)
             self._left_over.setdefault(left.client, []).append(left)
         self._charged: set[int] = set()
+        self._parts: dict[tuple[Any, ...], list[int]] = {}
         self._sums: Counter[tuple[str, str]] = Counter()
         self._lock = Lock()
 
@@ -54,6 +62,15 @@ class Books:
     def record(self, row: Row) -> None:
         self.count(row)
         self.write(row)
+
+    def compose(self, round: int, way: Direction, parts: Iterable[Part]) -> None:
+        """Add what a body was made of to tensors.csv."""
+        with self._lock:
+            for part in parts:
+                key = (round, way, part.tensors, part.modes, part.index_coding, part.value_coding)
+                sums = self._parts.setdefault(key, [0] * 5)
+                counts = 1, part.stored, part.modelled, part.index_bytes, part.value_bytes
+                self._parts[key] = [a + b for a, b in zip(sums, counts, strict=True)]
 
     # -- the model's charges
 
@@ -114,7 +131,13 @@ class Books:
     @property
     def open(self) -> bool:
         """True if there is anything that the disk does not know."""
-        return bool(self._rows or self._waiting)
+        return bool(self._rows or self._waiting or self._parts)
+
+    def drain_parts(self) -> list[list[Any]]:
+        """Rows of tensors.csv; rounds from 1."""
+        with self._lock:
+            parts, self._parts = self._parts, {}
+        return [[key[0] + 1, *key[1:], *sums] for key, sums in parts.items()]
 
     def drain(self, *, last: bool) -> tuple[list[list[Any]], dict[str, Any]]:
         """Finished rows as cells (rounds from 1), and notes that let another process go on.

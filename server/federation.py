@@ -19,17 +19,20 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
 
 from fedreuse.proto import federation_pb2 as pb
 from fedreuse.proto import modelled
-from fedreuse.proto.codec import Payload, check_body, dense_payload, require
+from fedreuse.proto.codec import Payload, require
 from fedreuse.proto.errors import ProtocolError, code_name
 from fedreuse.proto.ledger import COLUMNS, LAYERS, Row
+from fedreuse.proto.packing import Coded
 from fedreuse.proto.schema import PARAMETER, Schema
 from fedreuse.proto.streams import cohort
+from fedreuse.proto.transfers import Sealed, composition, open_body
 from fedreuse.server.aggregate import StepSettings, Term, state_is_finite, step
-from fedreuse.server.books import Books
+from fedreuse.server.books import PART_COLUMNS, Books
 from fedreuse.server.gate import GateSettings
 from fedreuse.server.memory import CachedUpdate, MemorySettings
 from fedreuse.server.round import Command, Contribution, Reuse, Round, Seat, State, Train
 from fedreuse.server.store import RunState, RunStore
+from fedreuse.server.versions import Release, Versions
 
 T = TypeVar("T")
 
@@ -65,6 +68,8 @@ class FederationSettings(BaseModel):
     per_round: int = Field(10, ge=1)
     minimum: int = Field(1, ge=1, description="contributions below which a round has no effect")
     keep_ratio: FiniteFloat = Field(1.0, gt=0, le=1)
+    pack: bool = True
+    history: int = Field(16, ge=0, le=10_000)
     gate: GateSettings = GateSettings()
     memory: MemorySettings = MemorySettings()
     step: StepSettings = StepSettings()
@@ -142,6 +147,10 @@ class Federation:
         self.update_bytes = modelled.update_bytes(tensors, settings.keep_ratio)
         self.books = Books(self.dense_bytes, self.update_bytes, state.committed, state.notes)
         self._parameters = frozenset(schema.of_kind(PARAMETER))
+        self.versions = Versions(schema, settings.history, pack=settings.pack)
+        for number, flat in (*sorted(state.past.items()), (state.committed, state.flat)):
+            self.versions.add(number, flat)
+        state.past.clear()
         self._changed: set[int] = set()
         self._standing: dict[int, CachedUpdate] = {}
         # Filled by the body while a commit in another thread empties it.
@@ -203,10 +212,6 @@ class Federation:
     def cohort(self, round: int) -> tuple[int, ...]:
         return cohort(self.settings.seed, round, self.settings.total, self.settings.per_round)
 
-    def model(self) -> Payload:
-        """The global state of the current round, dense; a view that stays valid until the next commit."""
-        return dense_payload(self.schema, self.state.flat)
-
     def open_round(self, absent: Iterable[int] = ()) -> list[Command]:
         """Begin the next round; selected clients that never joined count as absent, too."""
         selected = self.cohort(self.next_round)
@@ -237,6 +242,13 @@ class Federation:
     def admit(self, client: int, message: pb.SparseUpdate) -> None:
         """Raise ProtocolError unless this client may send this update now and its layout is the plan's."""
         self._current(client, message.round).may_update(client, message.round)
+        if message.transfer.coding == pb.CHANGE:
+            raise ProtocolError(pb.WRONG_CONTENT, "an update is no change of a model")
+        if message.transfer.HasField("base") and message.transfer.base != message.round:
+            raise ProtocolError(
+                pb.UNKNOWN_BASE,
+                f"an update of round {message.round} coded against the model of round {message.transfer.base}",
+            )
         require(message.transfer.tensors, self.schema, self.kept, self.schema.travelling)
 
     def kept(self, index: int) -> int:
@@ -246,9 +258,20 @@ class Federation:
             return spec.size
         return modelled.kept(spec.size, self.settings.keep_ratio)
 
-    def verify(self, message: pb.SparseUpdate, payload: Payload) -> None:
-        """The expensive half of admission, safe to run in another thread. Raises ProtocolError."""
-        check_body(self.schema, payload, message.transfer.checksum)
+    def verify(self, message: pb.SparseUpdate, received: Payload) -> Payload:
+        """The expensive half of admission, safe to run in another thread: the payload in a received body.
+
+        Raises ProtocolError.
+        """
+        coded: list[Coded] = []
+        payload = open_body(self.schema, message.transfer, received, self.versions.get, coded)
+        self.books.compose(message.round, "up", composition(self.schema, payload.blocks, coded))
+        return payload
+
+    def sent(self, release: Release, sealed: Sealed) -> None:
+        """A model goes out to one client: note what its body is made of."""
+        parts = composition(self.schema, sealed.blocks, sealed.sections)
+        self.books.compose(release.round, "down", parts)
 
     def accept(self, client: int, message: pb.SparseUpdate, payload: Payload, row: Row) -> None:
         """A verified update enters the round and its row is charged. Raises ProtocolError if it is too late."""
@@ -300,6 +323,7 @@ class Federation:
         self.state.flat = flat
         sums = self.books.round_sums()
         self.state.committed += 1
+        self.versions.add(self.state.committed, flat)
         self.books.open_round(self.state.committed)
         self.event("committed")
         self.round = None
@@ -424,8 +448,9 @@ class Federation:
         self._store.commit(
             self.state,
             changed=changed,
-            rows={"bytes.csv": lines, "rounds.csv": rounds},
+            rows={"bytes.csv": lines, "rounds.csv": rounds, "tensors.csv": self.books.drain_parts()},
             events=_drained(self._events),
+            history=self.settings.history,
         )
 
     def flush(self) -> None:
@@ -460,7 +485,7 @@ def new_state(run: str, schema: Schema, flat: NDArray[np.uint8]) -> RunState:
     return RunState(run=run, schema_hash=schema.hash, committed=0, flat=flat)
 
 
-TABLE_HEADERS = {"rounds.csv": ROUND_COLUMNS, "bytes.csv": COLUMNS}
+TABLE_HEADERS = {"rounds.csv": ROUND_COLUMNS, "bytes.csv": COLUMNS, "tensors.csv": PART_COLUMNS}
 
 
 def _drained(queue: deque[T]) -> list[T]:

@@ -7,25 +7,29 @@ from typing import Any
 
 from fedreuse.proto import PROTOCOL_VERSION
 from fedreuse.proto import federation_pb2 as pb
-from fedreuse.proto.codec import Payload, transfer_header
 from fedreuse.proto.frames import chunk_frames
 from fedreuse.proto.schema import Schema
+from fedreuse.proto.transfers import Sealed, transfer_header
 from fedreuse.server.federation import Closing, Federation
 from fedreuse.server.round import AskScore, Reuse, Train
 
 
 @dataclass(frozen=True, slots=True)
 class Broadcast:
-    """A round's model, serialized once for all clients."""
+    """A round's model, serialized once for all clients that are sent the same body."""
 
     message: pb.ModelBroadcast
     chunks: tuple[bytes, ...]
-    body: int
+    sealed: Sealed
+
+    @property
+    def body(self) -> int:
+        return self.sealed.nbytes
 
     @staticmethod
-    def of(schema: Schema, round: int, payload: Payload) -> Broadcast:
-        message = pb.ModelBroadcast(round=round, transfer=transfer_header(schema, payload))
-        return Broadcast(message, tuple(chunk_frames("server", payload.body)), payload.nbytes)
+    def of(schema: Schema, round: int, sealed: Sealed) -> Broadcast:
+        message = pb.ModelBroadcast(round=round, transfer=transfer_header(schema, sealed))
+        return Broadcast(message, tuple(chunk_frames("server", sealed.body)), sealed)
 
 
 def order(round: int, command: AskScore | Train | Reuse) -> tuple[str, Any]:

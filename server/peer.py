@@ -10,6 +10,7 @@ from typing import Any
 
 from fedreuse.proto import federation_pb2 as pb
 from fedreuse.proto.channel import Channel
+from fedreuse.server.messages import Broadcast
 
 MAX_WAITING = 64
 """Messages a peer may leave unread; the protocol never needs more than a handful."""
@@ -21,12 +22,11 @@ WriteFrame = Callable[[bytes], Awaitable[Any]]
 
 @dataclass(slots=True)
 class Letter:
-    """A message on its way out."""
+    """A message on its way out, or one that will be ready by its turn."""
 
     kind: str
-    message: Any
-    chunks: tuple[bytes, ...] = ()
-    body: int = 0
+    message: Any = None
+    broadcast: asyncio.Task[Broadcast] | None = None
 
 
 @dataclass(eq=False)
@@ -41,13 +41,23 @@ class Peer:
     heard: float = field(default_factory=time.monotonic)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when somebody decided that this session is over."""
+    holds: int | None = None
+    """Round of the newest model the client has, or will have when it has read everything posted."""
 
-    def post(self, kind: str, message: Any, chunks: tuple[bytes, ...] = (), body: int = 0) -> None:
+    def post(self, kind: str, message: Any) -> None:
         """Queue a message; a peer that reads nothing is cut off."""
+        self._queue(Letter(kind, message))
+
+    def post_model(self, round: int, broadcast: asyncio.Task[Broadcast]) -> None:
+        """Queue the model of a round; it may still be in the making."""
+        self._queue(Letter("model", broadcast=broadcast))
+        self.holds = round
+
+    def _queue(self, letter: Letter) -> None:
         if self.outbox.qsize() >= MAX_WAITING:
             self.ended.set()
         else:
-            self.outbox.put_nowait(Letter(kind, message, chunks, body))
+            self.outbox.put_nowait(letter)
 
     def end(self, code: pb.Code, detail: str = "") -> None:
         """Say goodbye and close once everything queued is written."""
@@ -57,7 +67,11 @@ class Peer:
     async def write(self, write: WriteFrame) -> None:
         """Put the outbox on the wire until `end`; counted as it is written."""
         while (letter := await self.outbox.get()) is not None:
-            out = self.channel.send(letter.kind, letter.message, chunks=letter.chunks, body=letter.body)
+            if letter.broadcast is not None:
+                model = await asyncio.shield(letter.broadcast)  # others wait for it, too
+                out = self.channel.send(letter.kind, model.message, chunks=model.chunks, body=model.body)
+            else:
+                out = self.channel.send(letter.kind, letter.message)
             for frame in out.frames:
                 await write(frame)
             if self.channel.unconfirmed > MAX_UNCONFIRMED:

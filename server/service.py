@@ -30,6 +30,7 @@ from fedreuse.server.messages import Broadcast, closed, held_versions, order, we
 from fedreuse.server.peer import Peer
 from fedreuse.server.round import AskScore, Command, SendModel, State, Train
 from fedreuse.server.settings import ServerSettings
+from fedreuse.server.versions import Release
 
 log = logging.getLogger("fedreuse.server")
 
@@ -53,12 +54,13 @@ class Service:
         self._peers: dict[int, Peer] = {}
         self._grace: dict[int, asyncio.TimerHandle] = {}
         self._broken: dict[int, tuple[int, Channel]] = {}
-        self._broadcast: Broadcast | None = None
+        self._broadcasts: dict[int | None, asyncio.Task[Broadcast]] = {}
         self._changed = asyncio.Condition()
         self._stopping = asyncio.Event()
         self._phase = "joining"
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="verify")
         self._commit_thread = ThreadPoolExecutor(1, thread_name_prefix="commit")
+        self._sealing = ThreadPoolExecutor(1, thread_name_prefix="seal")
         self._tasks: set[asyncio.Task[None]] = set()
 
     # ------------------------------------------------------------ life
@@ -100,6 +102,7 @@ class Service:
             await server.stop(1.0)
             self._threads.shutdown()
             self._commit_thread.shutdown()
+            self._sealing.shutdown(cancel_futures=True)
             for peer in list(self._peers.values()):
                 self._left(peer)
             if self._phase == "finished":
@@ -172,9 +175,7 @@ class Service:
             if self._stopping.is_set():
                 return
             number = federation.next_round
-            self._broadcast = await self._in_thread(
-                self._threads, Broadcast.of, federation.schema, number, federation.model()
-            )
+            self._broadcasts = {}
             present = self._peers.keys() | self._grace.keys()
             absent = [c for c in federation.cohort(number) if c not in present or self._away(c)]
             self._dispatch(federation.open_round(absent))
@@ -184,7 +185,7 @@ class Service:
             if self._stopping.is_set():
                 return  # the round will be run again
             closings = await self._in_thread(self._commit_thread, self._federation.commit)
-            self._broadcast = None
+            self._broadcasts = {}
             for closing in closings:
                 if peer := self._peers.get(closing.client):
                     peer.post("round_closed", closed(closing))
@@ -216,8 +217,20 @@ class Service:
         self._notify()
 
     def _post_model(self, peer: Peer) -> None:
-        assert self._broadcast is not None
-        peer.post("model", self._broadcast.message, self._broadcast.chunks, self._broadcast.body)
+        release = self._federation.versions.current
+        base = release.base(peer.holds)
+        if base not in self._broadcasts:
+            self._broadcasts[base] = asyncio.create_task(self._broadcast(release, base))
+        peer.post_model(release.round, self._broadcasts[base])
+        self._broadcasts[base].add_done_callback(lambda task: self._compose(release, task))
+
+    def _compose(self, release: Release, task: asyncio.Task[Broadcast]) -> None:
+        if not task.cancelled() and task.exception() is None:
+            self._federation.sent(release, task.result().sealed)
+
+    async def _broadcast(self, release: Release, base: int | None) -> Broadcast:
+        sealed = await self._in_thread(self._sealing, release.sealed, base)
+        return Broadcast.of(self._federation.schema, release.round, sealed)
 
     # ------------------------------------------------------------ one client's stream
 
@@ -343,8 +356,9 @@ class Service:
                 pending=self._pending(client),
             ),
         )
-        same_run = join.run == federation.state.run and join.HasField("open_round")
-        self._catch_up(peer, join.open_round if same_run else None)
+        if join.run == federation.state.run and join.HasField("model_round"):
+            peer.holds = join.model_round
+        self._catch_up(peer)
         self._notify()
         return peer
 
@@ -371,7 +385,7 @@ class Service:
         seat = round.seats.get(client) if round else None
         return round.number if round and seat and seat.state in (State.TRAINING, State.FRESH) else None
 
-    def _catch_up(self, peer: Peer, holds: int | None) -> None:
+    def _catch_up(self, peer: Peer) -> None:
         """Tell a client that came back in the middle of a round what is still expected of it."""
         round = self._federation.round
         seat = round.seats.get(peer.client) if round else None
@@ -381,7 +395,7 @@ class Service:
             or seat.state not in (State.SCORING, State.UNDECIDED, State.TRAINING)
         ):
             return
-        if holds != round.number:
+        if peer.holds != round.number:
             self._post_model(peer)
         if seat.state is State.SCORING:
             peer.post(*order(round.number, AskScore(peer.client)))
@@ -449,12 +463,11 @@ class Service:
                     async with self._brain:
                         self._dispatch(self._federation.score(peer.client, incoming.message))
                 case "update":
-                    await self._in_thread(
+                    payload = await self._in_thread(
                         self._threads, self._federation.verify, incoming.message, incoming.payload
                     )
                     async with self._brain:
-                        assert incoming.payload is not None
-                        self._federation.accept(peer.client, incoming.message, incoming.payload, row)
+                        self._federation.accept(peer.client, incoming.message, payload, row)
                         self._notify()
                 case "abort":
                     await self._reported(peer, incoming.message)

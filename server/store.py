@@ -12,7 +12,7 @@ import fcntl
 import io
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
@@ -28,8 +28,9 @@ from fedreuse.server.memory import CachedUpdate
 
 MAP_BYTES = 1 << 40
 """Address space LMDB may use; the file grows only as needed."""
-TABLES = ("rounds.csv", "bytes.csv", "events.jsonl")
+TABLES = ("rounds.csv", "bytes.csv", "tensors.csv", "events.jsonl")
 _CACHE = b"cache/"
+_MODEL = b"model/"
 
 
 class RunError(Exception):
@@ -38,7 +39,10 @@ class RunError(Exception):
 
 @dataclass
 class RunState:
-    """Everything a run needs to go on after `committed` rounds. `flat` is the global state (uint8)."""
+    """Everything a run needs to go on after `committed` rounds.
+
+    `flat` is the global state (uint8), `past` the models of earlier rounds, by round, that were read back.
+    """
 
     run: str
     schema_hash: int
@@ -47,6 +51,7 @@ class RunState:
     examples: dict[int, int] = field(default_factory=dict)
     caches: dict[int, CachedUpdate] = field(default_factory=dict)
     notes: dict[str, Any] = field(default_factory=dict)
+    past: dict[int, NDArray[np.uint8]] = field(default_factory=dict)
 
 
 class RunStore:
@@ -101,17 +106,14 @@ class RunStore:
         if meta is None:
             return None
         with self._env.begin(buffers=True) as txn:
-            flat = np.frombuffer(txn.get(b"weights", b""), np.uint8).copy()
+            past = {n: np.frombuffer(value, np.uint8).copy() for n, value in _under(txn, _MODEL)}
             examples = {int(k): v for k, v in json.loads(bytes(txn.get(b"examples", b"{}"))).items()}
-            caches = {}
-            cursor = txn.cursor()
-            if cursor.set_range(_CACHE):
-                for key, value in cursor:
-                    if not bytes(key).startswith(_CACHE):
-                        break
-                    caches[int(bytes(key)[len(_CACHE) :])] = _unpack(bytes(value))
+            caches = {n: _unpack(bytes(value)) for n, value in _under(txn, _CACHE)}
+        flat = past.pop(meta["committed"], None)
+        if flat is None:
+            raise RunError(f"{self.folder} was written by another version, or its state is damaged")
         return RunState(
-            meta["run"], meta["schema_hash"], meta["committed"], flat, examples, caches, meta["notes"]
+            meta["run"], meta["schema_hash"], meta["committed"], flat, examples, caches, meta["notes"], past
         )
 
     def initialise(self, state: RunState, headers: Mapping[str, Sequence[str]]) -> None:
@@ -127,10 +129,12 @@ class RunStore:
         changed: Iterable[int] = (),
         rows: Mapping[str, Iterable[Sequence[Any]]] | None = None,
         events: Iterable[Mapping[str, Any]] = (),
+        history: int = 0,
     ) -> None:
         """Make a state durable together with new table rows and events; atomic.
 
-        `changed` names the clients whose cached update differs from the last commit (absent: dropped).
+        `changed` names the clients whose cached update differs from the last commit (absent: dropped);
+        `history` is how many models before the current one stay.
         Raises OSError if the disk is full; the last commit then still stands.
         """
         for name, table in (rows or {}).items():
@@ -148,7 +152,9 @@ class RunStore:
         try:
             with self._env.begin(write=True) as txn:
                 txn.put(b"meta", json.dumps(meta).encode())
-                txn.put(b"weights", state.flat.data)
+                txn.put(_MODEL + b"%010d" % state.committed, state.flat.data)
+                for old in [n for n, _ in _under(txn, _MODEL) if not 0 <= state.committed - n <= history]:
+                    txn.delete(_MODEL + b"%010d" % old)
                 txn.put(b"examples", json.dumps(state.examples).encode())
                 for client in changed:
                     key = _CACHE + b"%010d" % client
@@ -167,10 +173,22 @@ def read_weights(folder: Path) -> tuple[int, NDArray[np.uint8]]:
     if not path.exists():
         raise RunError(f"{folder} has no committed state")
     with lmdb.open(str(path), readonly=True, map_size=MAP_BYTES) as env, env.begin() as txn:
-        meta, weights = txn.get(b"meta"), txn.get(b"weights")
-    if meta is None or weights is None:
+        meta = txn.get(b"meta")
+        committed = None if meta is None else json.loads(meta)["committed"]
+        weights = None if committed is None else txn.get(_MODEL + b"%010d" % committed)
+    if committed is None or weights is None:
         raise RunError(f"{folder} has no committed state")
-    return json.loads(meta)["committed"], np.frombuffer(weights, np.uint8)
+    return committed, np.frombuffer(weights, np.uint8)
+
+
+def _under(txn: Any, prefix: bytes) -> Iterator[tuple[int, Any]]:
+    """The numbers after `prefix` in the keys, with their values."""
+    cursor = txn.cursor()
+    if cursor.set_range(prefix):
+        for key, value in cursor:
+            if not bytes(key).startswith(prefix):
+                return
+            yield int(bytes(key)[len(prefix) :]), value
 
 
 def _exclusive(folder: Path) -> IO[str]:

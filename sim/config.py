@@ -59,6 +59,18 @@ class SimSection(_Section):
     workers: int | None = Field(None, ge=1, le=256, description="processes; default: one per core")
 
 
+class WireSection(_Section):
+    """How payloads become bytes; nothing is ever lost, and nothing modelled changes."""
+
+    pack: bool = Field(True, description="without redundancy; false: the forms of the byte model as they are")
+    history: int = Field(
+        16,
+        ge=0,
+        le=10_000,
+        description="past models the server keeps, to send what changed since; 0: always whole models",
+    )
+
+
 class RunConfig(_Section):
     """Everything that defines a run. Sections hold one part each; defaults are the DG paper's protocol."""
 
@@ -77,6 +89,7 @@ class RunConfig(_Section):
     gate: GateSettings = GateSettings()
     memory: MemorySettings = MemorySettings()
     step: StepSettings = StepSettings()
+    wire: WireSection = WireSection()
     evaluation: EvaluationSection = EvaluationSection()
     server: ServerSettings = ServerSettings()
     sim: SimSection = SimSection()
@@ -138,6 +151,8 @@ class RunConfig(_Section):
             per_round=self.clients.per_round,
             minimum=self.server.minimum,
             keep_ratio=self.compressor.keep_ratio,
+            pack=self.wire.pack,
+            history=self.wire.history,
             gate=self.gate,
             memory=self.memory,
             step=self.step,
@@ -152,6 +167,7 @@ class RunConfig(_Section):
             objective=self.objective,
             compressor=self.compressor,
             proxy=self.proxy if self.gate.kind == "score" else None,
+            pack=self.wire.pack,
         )
 
     def to_yaml(self) -> str:

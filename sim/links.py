@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import secrets
+from dataclasses import replace
 from typing import Protocol
 
 from fedreuse.client.held import Held
 from fedreuse.client.results import LocalUpdate, Score
 from fedreuse.client.session import Action, ClientSession, Closed
 from fedreuse.client.settings import ClientPlan
+from fedreuse.client.shelf import Shelf
 from fedreuse.proto import federation_pb2 as pb
 from fedreuse.proto.channel import Channel
-from fedreuse.proto.codec import Payload, transfer_header
+from fedreuse.proto.codec import Payload, dense_payload
 from fedreuse.proto.errors import ProtocolError
 from fedreuse.proto.frames import Incoming, Outgoing
 from fedreuse.proto.ledger import Row
+from fedreuse.proto.transfers import transfer_header
 from fedreuse.server.federation import Closing, Federation
 from fedreuse.server.messages import Broadcast, closed, held_versions, order, welcome
 from fedreuse.server.round import AskScore, Reuse, Train
@@ -50,42 +53,75 @@ class Link(Protocol):
     def finish(self) -> None: ...
 
 
-class DirectLink:
-    """Nothing is serialized but the payloads themselves: layers `message` and `grpc` stay absent."""
+class Holdings:
+    """Which model every virtual client holds, as far as it matters; a part of the run's durable state."""
 
     def __init__(self, federation: Federation) -> None:
         self._federation = federation
-        self._round = 0
-        self._model_bytes = 0
+
+    @property
+    def _rounds(self) -> dict[str, int]:
+        rounds: dict[str, int] = self._federation.state.notes.setdefault("holdings", {})
+        return rounds
+
+    def get(self, client: int) -> int | None:
+        return self._rounds.get(str(client))
+
+    def put(self, client: int, round: int) -> None:
+        self._rounds[str(client)] = round
+
+    def drop(self, client: int) -> None:
+        self._rounds.pop(str(client), None)
+
+    def prune(self) -> None:
+        """Forget models that the server no longer has either."""
+        known = self._federation.versions.get
+        kept = {client: round for client, round in self._rounds.items() if known(round) is not None}
+        self._federation.state.notes["holdings"] = kept
+
+
+class DirectLink:
+    """Nothing is serialized but the bodies themselves: layers `message` and `grpc` stay absent."""
+
+    def __init__(self, federation: Federation) -> None:
+        self._federation = federation
+        self._holdings = Holdings(federation)
 
     def join(self, client: int, examples: int, held: Held) -> int | None:
         return self._federation.join(client, examples, held.run, held.current, held.staged)
 
     def open_round(self, round: int) -> None:
-        self._round, self._model_bytes = round, self._federation.model().nbytes
+        self._holdings.prune()
 
     def send_model(self, client: int) -> None:
-        charge = self._federation.books.modelled_bytes("model", client, self._round)
-        row = Row(self._round, client, "down", "model", modelled=charge, payload=self._model_bytes)
-        self._federation.books.record(row)
+        federation, release = self._federation, self._federation.versions.current
+        sealed = release.sealed(release.base(self._holdings.get(client)))
+        self._holdings.put(client, release.round)
+        federation.sent(release, sealed)
+        charge = federation.books.modelled_bytes("model", client, release.round)
+        federation.books.record(
+            Row(release.round, client, "down", "model", modelled=charge, payload=sealed.nbytes)
+        )
 
     def order(self, client: int, command: AskScore | Train | Reuse) -> None:
         pass
 
     def score(self, client: int, score: Score) -> pb.ScoreReply:
-        return pb.ScoreReply(round=self._round, score=score.value, signature_round=score.signature_round)
+        round = self._federation.next_round
+        return pb.ScoreReply(round=round, score=score.value, signature_round=score.signature_round)
 
     def update(self, client: int, local: LocalUpdate, *, garbage: bool) -> Received:
-        row = Row(self._round, client, "up", "update", modelled=0, payload=local.payload.nbytes)
+        federation, round, sealed = self._federation, self._federation.next_round, local.sealed
+        row = Row(round, client, "up", "update", modelled=0, payload=sealed.nbytes)
         row.status = "refused" if garbage else "ok"
-        self._federation.books.record(row)
+        federation.books.record(row)
         if garbage:
             raise ProtocolError(pb.CHECKSUM, "planned fault")
-        header = transfer_header(self._federation.schema, local.payload)
+        header = transfer_header(federation.schema, sealed)
         message = pb.SparseUpdate(
-            round=self._round, transfer=header, steps=local.steps, train_loss=local.train_loss
+            round=round, transfer=header, steps=local.steps, train_loss=local.train_loss
         )
-        return message, local.payload, row
+        return message, federation.verify(message, Payload(sealed.blocks, sealed.body)), row
 
     def failed(self, client: int, code: pb.Code, detail: str) -> None:
         pass
@@ -94,7 +130,7 @@ class DirectLink:
         pass
 
     def drop(self, client: int) -> None:
-        pass
+        self._holdings.drop(client)
 
     def finish(self) -> None:
         pass
@@ -116,7 +152,9 @@ class WireLink:
     def __init__(self, federation: Federation, plan: ClientPlan) -> None:
         self._federation, self._plan = federation, plan
         self._ends: dict[int, tuple[Channel, ClientSession]] = {}
-        self._broadcast: Broadcast | None = None
+        self._holdings = Holdings(federation)
+        self._broadcasts: dict[int | None, Broadcast] = {}
+        self._shelf = Shelf()
         self._round = 0
 
     def join(self, client: int, examples: int, held: Held) -> int | None:
@@ -129,7 +167,8 @@ class WireLink:
             federation.schema,
             lambda _kind, header: federation.admit(client, header),
         )
-        session = ClientSession(client, _Forget())
+        session = ClientSession(client, _Forget(), self._shelf)
+        session.model = self._model_of(client)
         self._ends[client] = channel, session
         join = self._receive(client, session.join(examples, held, secrets.randbits(64)))[0].message
         confirmed = federation.join(client, join.examples, join.run, *held_versions(join))
@@ -137,17 +176,30 @@ class WireLink:
         self._send(client, "welcome", message)
         return confirmed
 
+    def _model_of(self, client: int) -> tuple[int, Payload] | None:
+        """What the client received before this process began."""
+        round = self._holdings.get(client)
+        flat = None if round is None else self._federation.versions.get(round)
+        if round is None or flat is None:
+            return None
+        return round, dense_payload(self._federation.schema, flat)
+
     def open_round(self, round: int) -> None:
-        self._round = round
-        self._broadcast = Broadcast.of(self._federation.schema, round, self._federation.model())
+        self._round, self._broadcasts = round, {}
+        self._holdings.prune()
 
     def send_model(self, client: int) -> None:
-        assert self._broadcast is not None
+        release, schema = self._federation.versions.current, self._federation.schema
+        base = release.base(self._holdings.get(client))
+        sealed = release.sealed(base)
+        self._federation.sent(release, sealed)
+        if base not in self._broadcasts:
+            self._broadcasts[base] = Broadcast.of(schema, release.round, sealed)
+        broadcast = self._broadcasts[base]
         channel, session = self._ends[client]
-        out = channel.send(
-            "model", self._broadcast.message, chunks=self._broadcast.chunks, body=self._broadcast.body
-        )
+        out = channel.send("model", broadcast.message, chunks=broadcast.chunks, body=broadcast.body)
         self._deliver(channel, session, out)
+        self._holdings.put(client, release.round)
 
     def order(self, client: int, command: AskScore | Train | Reuse) -> None:
         self._send(client, *order(self._round, command))
@@ -176,6 +228,7 @@ class WireLink:
     def drop(self, client: int) -> None:
         channel, _ = self._ends.pop(client)
         channel.settle(None)
+        self._holdings.drop(client)
 
     def finish(self) -> None:
         for client, (channel, session) in self._ends.items():
@@ -203,7 +256,8 @@ class WireLink:
             if incoming.refusal is not None:
                 raise incoming.refusal
             if incoming.payload is not None:
-                self._federation.verify(incoming.message, incoming.payload)
+                payload = self._federation.verify(incoming.message, incoming.payload)
+                incoming = replace(incoming, payload=payload)
         except ProtocolError:
             row.status = "refused"
             raise

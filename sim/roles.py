@@ -19,6 +19,7 @@ from fedreuse.client.agent import Agent
 from fedreuse.client.held import HeldStore
 from fedreuse.client.host import ClientHost, be_deterministic
 from fedreuse.client.ledger import ClientLedger
+from fedreuse.client.shelf import Shelf
 from fedreuse.client.task import Task
 from fedreuse.client.workbench import resolve_device
 from fedreuse.proto.allocator import keep_large_blocks
@@ -101,8 +102,9 @@ def take_part(
     host = ClientHost(task, resolve_device(device), held)
     compute = ThreadPoolExecutor(1, thread_name_prefix="compute")
     expected = config.seed, config.clients.total
+    shelf = Shelf()
     agents = [
-        Agent(address, host.participant(client), ledger, compute, config.faults, give_up, expected)
+        Agent(address, host.participant(client), ledger, compute, config.faults, give_up, expected, shelf)
         for client in clients
     ]
     try:
