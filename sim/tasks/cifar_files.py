@@ -128,9 +128,9 @@ def _from_batches(folder: Path, layout: Layout) -> Bytes:
         found = hashlib.md5(content, usedforsecurity=False).hexdigest()
         if found != md5:
             raise damaged(folder / name, f"has MD5 {found}, not {md5}")
-        batch = pickle.loads(content, encoding="bytes")
-        pixels.append(batch[b"data"].reshape(-1, 3, SIZE, SIZE).transpose(0, 2, 3, 1).ravel())
-        labels += batch[b"labels"]
+        batch = pickle.loads(content, encoding="latin1")  # Python 2's
+        pixels.append(batch["data"].reshape(-1, 3, SIZE, SIZE).transpose(0, 2, 3, 1).ravel())
+        labels += batch["labels"]
     train = _checked(folder, "train", np.array(labels[: layout.train]), layout)
     test = _checked(folder, "test", np.array(labels[layout.train :]), layout)
     return np.concatenate([*pixels, train, test])
