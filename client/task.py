@@ -40,7 +40,7 @@ class TaskContext:
 class Task(Protocol):
     """The user's side of federated learning.
 
-    A task may also offer `augment(batch, generator)`: random changes made to every batch that is trained on,
+    A task may also offer `augment(batch, generator)`: random changes to batches of training and of the proxy,
     see `Augment`. Evaluation never sees them.
     """
 
