@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 from fedreuse.client.batches import has_batch_norm, shuffled
 from fedreuse.client.errors import TaskError
 from fedreuse.client.settings import ClientPlan, ProxySettings
-from fedreuse.client.task import Task
+from fedreuse.client.task import Task, augmentation
 from fedreuse.client.trainer import layout, seed_torch
 from fedreuse.proto.streams import Purpose, stream
 
@@ -46,8 +46,9 @@ def head_gradient(
 ) -> Signature:
     """Summed head gradient over up to `proxy.batches` shuffled batches, flattened, float32.
 
-    A pure function of (weights, data, stream, draw). The model is in train mode, so running statistics
-    move: the caller reloads the model afterwards.
+    Batches are augmented as in training (DG paper, section 8.2). A pure function of (weights, data, stream,
+    draw): the proxy's own stream gives its order, then its augmentation. The model is in train mode, so
+    running statistics move: the caller reloads the model afterwards.
     """
     settings = plan.proxy
     assert settings is not None
@@ -55,11 +56,12 @@ def head_gradient(
     trainable = [p for p in model.parameters() if p.requires_grad]
     model.train()
     seed_torch(plan.seed, purpose, client, round)
-    order = stream(plan.seed, purpose, client=client, round=round)
+    augment = augmentation(task)
+    draws = stream(plan.seed, purpose, client=client, round=round)
     batches = shuffled(
         data,
         settings.batch_size,
-        order,
+        draws,
         join_single=has_batch_norm(model),
         device=device,
         layout=layout(plan),
@@ -71,7 +73,7 @@ def head_gradient(
         for p in head:
             p.requires_grad_(True)
         for _, batch in zip(range(settings.batches), batches, strict=False):
-            task.loss(model, batch).backward()
+            task.loss(model, augment(batch, draws)).backward()
         gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in head]
     finally:
         for p in trainable:

@@ -14,6 +14,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Protocol, cast
 
+import numpy as np
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
@@ -37,7 +38,11 @@ class TaskContext:
 
 
 class Task(Protocol):
-    """The user's side of federated learning."""
+    """The user's side of federated learning.
+
+    A task may also offer `augment(batch, generator)`: random changes to batches of training and of the proxy,
+    see `Augment`. Evaluation never sees them.
+    """
 
     def model(self) -> nn.Module:
         """A fresh model. Called under the `init` stream's seed when initial weights are made."""
@@ -56,6 +61,24 @@ class Task(Protocol):
 
     def test(self) -> Dataset[Any] | None:
         """The test set; opened once, after the last round."""
+
+
+Augment = Callable[[Any, np.random.Generator], Any]
+"""(batch as `Task.loss` gets it, on its device; the named stream to draw from) -> the batch to train on.
+
+All randomness must come from the generator, the same number of draws for the same shapes: a batch then
+depends on nothing but seed, client, round and epoch.
+"""
+
+
+def augmentation(task: Task) -> Augment:
+    """The task's `augment`, or one that changes nothing if the task has none."""
+    offered = getattr(task, "augment", None)
+    return cast(Augment, offered) if callable(offered) else _unchanged
+
+
+def _unchanged(batch: Any, _generator: np.random.Generator) -> Any:
+    return batch
 
 
 def load_task(name: str, context: TaskContext) -> Task:

@@ -12,7 +12,7 @@ from torch.utils.data import Dataset
 from fedreuse.client.batches import has_batch_norm, shuffled
 from fedreuse.client.objective import objective
 from fedreuse.client.settings import ClientPlan
-from fedreuse.client.task import Task
+from fedreuse.client.task import Task, augmentation
 from fedreuse.proto.streams import Purpose, stream, stream_seed
 
 
@@ -39,7 +39,8 @@ def train(
 ) -> Trained:
     """Train `model` in place; a pure function of its weights, the data, the plan, client and round.
 
-    The optimiser starts fresh; the batch order comes from the `batch_order` stream, dropout from `dropout`.
+    The optimiser starts fresh; the batch order comes from the `batch_order` stream, dropout from `dropout`,
+    the task's augmentation from `augmentation`.
     """
     settings = plan.train
     model.train()
@@ -54,17 +55,19 @@ def train(
     scaler = torch.amp.GradScaler(device.type, enabled=amp)
     join_single = has_batch_norm(model)
     seed_torch(plan.seed, Purpose.DROPOUT, client, round)
+    augment = augmentation(task)
     steps = 0
     losses: list[Tensor] = []
     for epoch in range(settings.local_epochs):
         order = stream(plan.seed, Purpose.BATCH_ORDER, client=client, round=round, draw=epoch)
+        changes = stream(plan.seed, Purpose.AUGMENTATION, client=client, round=round, draw=epoch)
         losses = []
         for batch in shuffled(
             data, settings.batch_size, order, join_single=join_single, device=device, layout=layout(plan)
         ):
             optimiser.zero_grad()
             with torch.autocast(device.type, enabled=amp):
-                loss = extra.loss(task.loss(model, batch))
+                loss = extra.loss(task.loss(model, augment(batch, changes)))
             scaler.scale(loss).backward()
             scaler.step(optimiser)
             before = scaler.get_scale()

@@ -34,7 +34,7 @@ class _Section(BaseModel):
 
 
 class TaskSection(_Section):
-    """name: a built-in task or module:attribute; options go to your own task untouched."""
+    """name: digits, mnist, fashionmnist, cifar10, or your own module:attribute; options go to the task untouched."""
 
     name: str = Field("digits", min_length=1)
     train_limit: int | None = Field(None, ge=2, description="stratified subset of the training data")

@@ -21,6 +21,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 from torchvision import datasets
 
+from fedreuse.client.batches import fetch
 from fedreuse.client.errors import TaskError
 from fedreuse.client.task import TaskContext, load_task
 from fedreuse.sim.models import ShallowCNN
@@ -249,6 +250,50 @@ def test_training_images_of_one_level_are_refused() -> None:
     grey = LabelledImages(np.full((20, 4, 4), 7, np.uint8), np.zeros(20, np.uint8))
     with pytest.raises(TaskError, match="all pixels"):
         ImageTask(context(clients=1), grey, grey, 2)
+
+
+# Colour
+
+
+def test_coloured_images_are_normalised_channel_by_channel() -> None:
+    # Red 0 and 2: mean 1, deviation 1. Green 10 and 30: 20, 10. Blue 5, 5, 5, 9: mean 6, variance 3.
+    images = np.empty((4, 4, 4, 3), np.uint8)
+    for i, pixel in enumerate([(0, 10, 5), (2, 30, 5), (0, 10, 5), (2, 30, 9)]):
+        images[i] = pixel
+    data = LabelledImages(images, np.array([0, 1, 0, 1], np.uint8))
+    task = ImageTask(context(clients=1, partition={"kind": "iid"}), data, data, 2)
+    assert task.mean.tolist() == [1, 20, 6]
+    assert task.std.tolist() == pytest.approx([1, 10, 3**0.5], rel=1e-15)
+    x, y = task.test().tensors
+    assert (x.shape, x.dtype) == ((4, 3, 4, 4), torch.float32)
+    assert x[:, 0, 1, 2].tolist() == [-1, 1, -1, 1]
+    assert x[:, 1, 0, 3].tolist() == [-1, 1, -1, 1]
+    assert x[:, 2, 3, 3].tolist() == pytest.approx([-1 / 3**0.5] * 3 + [3**0.5], rel=1e-6)
+    assert y.tolist() == [0, 1, 0, 1]
+    assert task.model()(x).shape == (4, 2)
+
+
+def test_rows_columns_and_channels_keep_their_places() -> None:
+    images = np.arange(96, dtype=np.uint8).reshape(2, 4, 4, 3)
+    data = LabelledImages(images, np.array([0, 1], np.uint8))
+    task = ImageTask(context(clients=1, partition={"kind": "iid"}), data, data, 2)
+    (x, label), (second, _) = (task.test()[i] for i in (1, -1))
+    assert torch.equal(x, second)
+    assert label == 1
+    levels = x.numpy() * task.std[:, None, None] + task.mean[:, None, None]
+    assert levels[2, 3, 1].round() == images[1, 3, 1, 2] == 48 + 3 * 12 + 1 * 3 + 2
+    assert np.array_equal(levels.round().transpose(1, 2, 0), images[1])
+
+
+def test_a_data_set_fetched_in_part_is_part_of_it_fetched_whole() -> None:
+    data = Digits(context()).client_data(2)
+    x, y = data.tensors
+    at = np.array([5, 0, 9])
+    found, labels = fetch(data, at, torch.device("cpu"), torch.channels_last)
+    assert torch.equal(found, x[at])
+    assert torch.equal(labels, y[at])
+    assert found.is_contiguous(memory_format=torch.channels_last)
+    assert len(list(data)) == len(data) == len(y)
 
 
 # MNIST and FashionMNIST

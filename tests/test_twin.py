@@ -32,6 +32,15 @@ RUNS = {
         "train.batch_size=16",
         "train.local_epochs=1",
     ],
+    "augmentation, shuffled answers": [
+        "method=dg-fedreuse",
+        "task=twin_task:AugmentedGrid",
+        "rounds=4",
+        "clients.total=6",
+        "clients.per_round=4",
+        "train.batch_size=8",
+        "train.local_epochs=2",
+    ],
     "faults": [
         "method=dg-fedreuse",
         "task=twin_task:ShuffledGrid",

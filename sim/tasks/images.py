@@ -1,4 +1,4 @@
-"""Classification of small grey images, divided over clients."""
+"""Classification of small images, grey or coloured, divided over clients."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import Dataset
 
-from fedreuse.client.batches import fetch
+from fedreuse.client.batches import WholeBatches, fetch
 from fedreuse.client.errors import TaskError
 from fedreuse.client.task import TaskContext
 from fedreuse.sim.models import ShallowCNN
@@ -28,25 +28,63 @@ from fedreuse.sim.partition import (
     validation_size,
 )
 
-_EVALUATION_BATCH = 1000
-
 
 class LabelledImages(NamedTuple):
-    """images: (n, h, h) uint8; labels: (n,) uint8, 0 to classes - 1."""
+    """images: (n, h, h) or (n, h, h, 3) uint8; labels: (n,) uint8, 0 to classes - 1."""
 
     images: NDArray[np.uint8]
     labels: NDArray[np.uint8]
+
+
+class ImageSet(WholeBatches):
+    """Some images of a source. They stay uint8 and become inputs when a batch is asked for.
+
+    levels: float32, (256,) or (256, 3): the input that stands for each level, in each channel.
+    An item is an input (1 or 3, h, h) float32 and a label, int64.
+    """
+
+    def __init__(self, source: LabelledImages, indices: Indices, levels: NDArray[np.float32]) -> None:
+        self._source, self._indices, self._levels = source, indices, levels
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        x, y = self.batch(np.array([index]))
+        return x[0], y[0]
+
+    def batch(self, indices: NDArray[np.int64]) -> list[Tensor]:
+        """Inputs (b, 1 or 3, h, h) and labels (b,)."""
+        at = self._indices[indices]
+        labels = torch.from_numpy(self._source.labels[at].astype(np.int64))
+        pixels = self._source.images[at]
+        if pixels.ndim == 3:
+            return [torch.from_numpy(self._levels[pixels]).unsqueeze(1), labels]
+        x = np.empty((len(pixels), 3, *pixels.shape[1:3]), np.float32)
+        for channel in range(3):
+            x[:, channel] = self._levels[pixels[..., channel], channel]
+        return [torch.from_numpy(x), labels]
+
+    @property
+    def tensors(self) -> tuple[Tensor, Tensor]:
+        """All inputs and all labels, as of a `TensorDataset`."""
+        x, y = self.batch(np.arange(len(self)))
+        return x, y
 
 
 class ImageTask:
     """A `Task` on uint8 images: optional subset, partition, validation split, one ShallowCNN.
 
     Options: `train_limit` (a stratified subset of the training images is used), `partition`
-    (`PartitionSettings`). Inputs are (n, 1, h, h) float32, normalised with the mean and standard deviation
-    of the training images in use. Images stay uint8; every data set is converted when asked for.
+    (`PartitionSettings`). Inputs are (n, 1 or 3, h, h) float32, each channel normalised with its mean and
+    standard deviation over the training images in use. `mean` and `std` are in levels 0 to 255: numbers for
+    grey images, shape (3,) for coloured ones. `levels`: the inputs that stand for them, see `ImageSet`.
     A subclass that overrides `model` must set what its model needs before calling this constructor.
     Raises TaskError, also for a partition that cannot be made.
     """
+
+    evaluation_batch = 1000
+    """Examples evaluated at once. Float sums depend on it in their last digits."""
 
     def __init__(
         self, context: TaskContext, train: LabelledImages, test: LabelledImages, classes: int
@@ -61,25 +99,31 @@ class ImageTask:
         if 1 in sizes:
             with torch.random.fork_rng(devices=[]):  # this model is only looked at
                 refuse_single_example_clients(sizes, self.model())
-        self.mean, self.std = _moments(self._train.images)
+        self.mean: float | NDArray[np.float64]
+        self.std: float | NDArray[np.float64]
+        self.mean, self.std = _moments_by_channel(self._train.images)
+        # 256 levels: one table, computed in float64 and rounded once.
+        grid = np.arange(256) if self._train.images.ndim == 3 else np.arange(256)[:, None]
+        self.levels: NDArray[np.float32] = ((grid - self.mean) / self.std).astype(np.float32)
 
     def model(self) -> nn.Module:
-        return ShallowCNN(1, self._train.images.shape[1], self.classes)
+        channels = 1 if self._train.images.ndim == 3 else 3
+        return ShallowCNN(channels, self._train.images.shape[1], self.classes)
 
-    def client_data(self, client: int) -> TensorDataset:
+    def client_data(self, client: int) -> ImageSet:
         """The training part of one client. Raises TaskError for an index out of range."""
-        return self._tensors(self._train, self._split(client)[0])
+        return ImageSet(self._train, self._split(client)[0], self.levels)
 
-    def validation(self) -> TensorDataset:
+    def validation(self) -> ImageSet:
         """The validation parts of all clients, in ascending client order."""
         parts = [self._split(client)[1] for client in range(len(self.parts))]
-        return self._tensors(self._train, np.concatenate(parts))
+        return ImageSet(self._train, np.concatenate(parts), self.levels)
 
-    def test(self) -> TensorDataset:
-        return self._tensors(self._test, np.arange(len(self._test.labels)))
+    def test(self) -> ImageSet:
+        return ImageSet(self._test, np.arange(len(self._test.labels)), self.levels)
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
-        """Mean cross-entropy; batch: inputs (b, 1, h, h) and labels (b,)."""
+        """Mean cross-entropy; batch: inputs (b, 1 or 3, h, h) and labels (b,)."""
         x, y = batch
         return functional.cross_entropy(model(x), y)
 
@@ -94,8 +138,8 @@ class ImageTask:
         model.eval()
         try:
             with torch.no_grad():
-                for start in range(0, count, _EVALUATION_BATCH):
-                    at = np.arange(start, min(start + _EVALUATION_BATCH, count))
+                for start in range(0, count, self.evaluation_batch):
+                    at = np.arange(start, min(start + self.evaluation_batch, count))
                     x, y = fetch(data, at, device, torch.preserve_format)
                     logits = model(x)
                     correct += int((logits.argmax(1) == y).sum())
@@ -117,12 +161,6 @@ class ImageTask:
         if not 0 <= client < len(self.parts):
             raise TaskError(f"no client {client}: this task has clients 0 to {len(self.parts) - 1}")
         return split_validation(self._train.labels, self.parts[client], client, self.seed)
-
-    def _tensors(self, source: LabelledImages, indices: Indices) -> TensorDataset:
-        # 256 levels: one table, computed in float64 and rounded once.
-        levels = ((np.arange(256) - self.mean) / self.std).astype(np.float32)
-        x = torch.from_numpy(levels[source.images[indices]]).unsqueeze(1)
-        return TensorDataset(x, torch.from_numpy(source.labels[indices].astype(np.int64)))
 
 
 def _used(labels: NDArray[np.uint8], context: TaskContext) -> Indices:
@@ -147,6 +185,16 @@ def _settings(context: TaskContext) -> PartitionSettings:
         return PartitionSettings.model_validate(context.options.get("partition") or {})
     except ValidationError as error:
         raise TaskError(f"partition settings: {error}") from None
+
+
+def _moments_by_channel(
+    images: NDArray[np.uint8],
+) -> tuple[float, float] | tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """`_moments` of grey images; of coloured ones an array each, shape (3,)."""
+    if images.ndim == 3:
+        return _moments(images)
+    channels = [_moments(images[..., channel]) for channel in range(3)]
+    return np.array([mean for mean, _ in channels]), np.array([std for _, std in channels])
 
 
 def _moments(images: NDArray[np.uint8]) -> tuple[float, float]:

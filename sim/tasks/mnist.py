@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from fedreuse.client.errors import TaskError
 from fedreuse.client.task import TaskContext
+from fedreuse.sim.tasks.files import damaged
 from fedreuse.sim.tasks.images import ImageTask, LabelledImages
 
 SIZE = 28
@@ -121,11 +122,11 @@ def _labelled(source: Source, raw: Path, part: str) -> LabelledImages:
     image_path, images = _read(source, raw, f"{part}-images-idx3-ubyte", dimensions=3)
     label_path, labels = _read(source, raw, f"{part}-labels-idx1-ubyte", dimensions=1)
     if len(images) == 0 or images.shape[1:] != (SIZE, SIZE):
-        raise _damaged(image_path, f"holds an array of shape {images.shape}, not (n, {SIZE}, {SIZE})")
+        raise damaged(image_path, f"holds an array of shape {images.shape}, not (n, {SIZE}, {SIZE})")
     if len(labels) != len(images):
-        raise _damaged(label_path, f"holds {len(labels)} labels for {len(images)} images")
+        raise damaged(label_path, f"holds {len(labels)} labels for {len(images)} images")
     if labels.max() >= CLASSES:
-        raise _damaged(label_path, f"holds label {labels.max()}; they are 0 to {CLASSES - 1}")
+        raise damaged(label_path, f"holds label {labels.max()}; they are 0 to {CLASSES - 1}")
     return LabelledImages(images, labels)
 
 
@@ -143,18 +144,12 @@ def _read(source: Source, raw: Path, name: str, dimensions: int) -> tuple[Path, 
     if path.suffix == ".gz":
         found = hashlib.md5(content, usedforsecurity=False).hexdigest()
         if found != source.md5[name]:
-            raise _damaged(path, f"has MD5 {found}, not {source.md5[name]}")
+            raise damaged(path, f"has MD5 {found}, not {source.md5[name]}")
         content = gzip.decompress(content)
     header = 4 + 4 * dimensions
     if len(content) < header or content[:4] != bytes((0, 0, 8, dimensions)):
-        raise _damaged(path, f"is no idx file of bytes in {dimensions} dimensions")
+        raise damaged(path, f"is no idx file of bytes in {dimensions} dimensions")
     shape = struct.unpack(f">{dimensions}I", content[4:header])
     if len(content) != header + math.prod(shape):
-        raise _damaged(path, f"has {len(content)} bytes, not {header + math.prod(shape)}")
+        raise damaged(path, f"has {len(content)} bytes, not {header + math.prod(shape)}")
     return path, np.frombuffer(content, np.uint8, offset=header).reshape(shape)
-
-
-def _damaged(path: Path, what: str) -> TaskError:
-    return TaskError(
-        f"{path} {what}: delete it and fetch it again, or name another folder with --data FOLDER"
-    )
