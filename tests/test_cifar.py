@@ -61,7 +61,7 @@ def test_resnet18_for_cifar_has_11173962_parameters() -> None:
     # a 1x1 shortcut: 64: 4·(36,864 + 128) = 147,968; 128: 73,728 + 3·147,456 + 8,192 + 5·256 = 525,568;
     # 256: 2,099,712; 512: 8,393,728. Head 5,130.
     assert 1_856 + 147_968 + 525_568 + 2_099_712 + 8_393_728 + 5_130 == 11_173_962
-    model = resnet18(10)
+    model = resnet18(10, "cifar")
     assert sum(p.numel() for p in model.parameters()) == 11_173_962
     assert model.conv1(torch.zeros(1, 3, 32, 32)).shape == (1, 64, 32, 32)
     assert model.eval()(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
@@ -69,7 +69,7 @@ def test_resnet18_for_cifar_has_11173962_parameters() -> None:
 
 def test_beyond_the_stem_it_is_torchvisions() -> None:
     torch.manual_seed(3)
-    model = resnet18(10)
+    model = resnet18(10, "cifar")
     theirs = models.resnet18(num_classes=10)
     assert sum(p.numel() for p in resnet18(10, "imagenet").parameters()) == 11_181_642
     names = [name for name in theirs.state_dict() if name != "conv1.weight"]
@@ -81,16 +81,16 @@ def test_beyond_the_stem_it_is_torchvisions() -> None:
     # He initialisation over the outputs, as torchvision's: variance 2 / (3·3·64); 1,728 weights, 5 deviations.
     variance = model.conv1.weight.var(correction=0).item()
     assert variance == pytest.approx(2 / 576, rel=5 * (2 / 1728) ** 0.5)
-    with pytest.raises(ValueError, match="cifar, imagenet"):
+    with pytest.raises(ValueError, match="imagenet, cifar"):
         resnet18(10, "vit")
 
 
 def test_running_statistics_travel_and_counters_do_not() -> None:
-    kinds = {spec.name: spec.kind for spec in schema_of(resnet18(10)).tensors}
+    kinds = {spec.name: spec.kind for spec in schema_of(resnet18(10, "cifar")).tensors}
     assert kinds["bn1.running_var"] == FLOAT_BUFFER
     assert kinds["bn1.num_batches_tracked"] == INTEGER_BUFFER
     assert sum(kind == INTEGER_BUFFER for kind in kinds.values()) == 20  # as many normalisations
-    head = head_parameters(resnet18(10), ProxySettings())
+    head = head_parameters(resnet18(10, "cifar"), ProxySettings())
     assert [p.shape for p in head] == [(10, 512), (10,)]
 
 
@@ -141,7 +141,7 @@ def test_validation_and_test_are_not_augmented(data: Path, monkeypatch: pytest.M
 
 
 def test_an_unknown_stem_is_refused(data: Path) -> None:
-    with pytest.raises(TaskError, match=r"task\.options\.stem is 'vit'; known: cifar, imagenet"):
+    with pytest.raises(TaskError, match=r"task\.options\.stem is 'vit'; known: imagenet, cifar"):
         Small(context(data, stem="vit"))
 
 

@@ -21,7 +21,7 @@ PADDING = 4
 class Cifar10(ImageTask):
     """Small colour photographs, 32x32 (Krizhevsky, 2009): 50,000 images to train on, 10,000 to test on.
 
-    Option `stem`: how ResNet-18 begins, "cifar" (default) or "imagenet"; see `resnet18`.
+    Option `stem`: how ResNet-18 begins, "imagenet" (default: torchvision's own) or "cifar"; see `resnet18`.
     Training batches are cropped from images padded with 4 black pixels, and mirrored (DG paper, section 5.1).
     """
 
@@ -29,7 +29,7 @@ class Cifar10(ImageTask):
     evaluation_batch = 250  # 65 MB for each tensor of 64 channels
 
     def __init__(self, context: TaskContext) -> None:
-        self.stem = context.options.get("stem", "cifar")
+        self.stem = context.options.get("stem", "imagenet")
         if self.stem not in RESNET_STEMS:
             raise TaskError(f"task.options.stem is {self.stem!r}; known: {', '.join(RESNET_STEMS)}")
         super().__init__(context, *load(context.data, self.layout), classes=self.layout.classes)
