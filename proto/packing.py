@@ -1,9 +1,11 @@
 """Packed bodies: payloads of `codec` made smaller for the wire without losing a bit.
 
-A packed body is a list of sections. Tensors of at least 4096 coordinates have a section each; all smaller ones of
-the same dtype and kind share one, so that a bias of ten elements pays for no streams of its own. Sections stand in
-the order of their first tensors. A section holds, for its coordinates back to back: a varint t, how many of them
-are stored; their places (`masks`); their values (`floats`).
+A packed body is a list of sections. Tensors of at least 4096 coordinates have sections of their own; all smaller
+ones of the same dtype and kind share one, so that a bias of ten elements pays for no streams of its own. A tensor of
+more than 2^20 coordinates is cut into sections of as many whole rows as fit that number (of 2^20 coordinates if a row
+does not), which bounds the memory that coding needs. Sections stand in the order of their first tensors. A section
+holds, for its coordinates back to back: a varint t, how many of them are stored; their places (`masks`); their
+values (`floats`).
 
 `pack` and `unpack` carry a payload, whose modes and k stand in the transfer's header; the values may be coded
 against the model the update was trained from. `pack_change` and `unpack_change` carry a whole model as what
@@ -14,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -28,23 +31,32 @@ from fedreuse.proto.masks import Indices, Mask
 from fedreuse.proto.schema import Array, Schema
 
 OWN_SECTION = 4096
-"""Coordinates from which a tensor has a section of its own."""
+"""Coordinates from which a tensor has sections of its own."""
+LONGEST_SECTION = 1 << 20
 
 State = NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
 class Section:
-    """Tensors that are coded as one, with the shape of their matrix; `start` is where each begins in it."""
+    """What is coded as one: the coordinates from `offset` on, as many as `shape` holds, of tensors end to end.
+
+    `starts` is where each tensor begins, and the end of the last.
+    """
 
     tensors: tuple[int, ...]
-    start: tuple[int, ...]
+    starts: tuple[int, ...]
+    offset: int
     shape: tuple[int, int]
     dtype: np.dtype[Any]
 
     @property
     def size(self) -> int:
-        return self.start[-1]
+        return self.shape[0] * self.shape[1]
+
+    def of(self, whole: NDArray[Any]) -> NDArray[Any]:
+        """This section's part of the tensors end to end."""
+        return whole[self.offset : self.offset + self.size]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +91,26 @@ def sections(schema: Schema, indices: Sequence[int]) -> list[Section]:
     result = []
     for members in groups.values():
         specs = [schema.tensors[index] for index in members]
-        start = np.cumsum([0] + [spec.size for spec in specs]).tolist()
-        shape = masks.matrix_shape(specs[0].shape) if specs[0].size >= OWN_SECTION else (1, start[-1])
-        result.append(Section(tuple(members), tuple(start), shape, specs[0].numpy_dtype))
+        starts = tuple(np.cumsum([0] + [spec.size for spec in specs]).tolist())
+        own = specs[0].size >= OWN_SECTION
+        offset = 0
+        for shape in _cut(masks.matrix_shape(specs[0].shape) if own else (1, starts[-1])):
+            result.append(Section(tuple(members), starts, offset, shape, specs[0].numpy_dtype))
+            offset += shape[0] * shape[1]
     return result
+
+
+def _cut(shape: tuple[int, int]) -> Iterator[tuple[int, int]]:
+    """The shapes of a matrix's sections."""
+    rows, columns = shape
+    if rows * columns <= LONGEST_SECTION:
+        yield shape
+    elif columns <= LONGEST_SECTION:
+        step = LONGEST_SECTION // columns
+        yield from ((min(step, rows - row), columns) for row in range(0, rows, step))
+    else:
+        size = rows * columns
+        yield from ((1, min(LONGEST_SECTION, size - at)) for at in range(0, size, LONGEST_SECTION))
 
 
 # ---------------------------------------------------------------- payloads
@@ -93,10 +121,15 @@ def pack(schema: Schema, payload: Payload, base: State | None = None) -> Packed:
     located = {block.index: (block, data) for block, data in payload.located()}
     old = None if base is None else schema.views(base)
     out, coded = Writer(), []
-    for section in sections(schema, [block.index for block in payload.blocks]):
-        chosen, values = _gather(schema, section, located)
-        base_values = None if old is None else _joined(section, old)
-        coded.append(_write(out, section, chosen, values, base_values, change=False))
+    for tensors, group in _by_tensors(sections(schema, [block.index for block in payload.blocks])):
+        chosen, values = _gather(schema, tensors, located)
+        base_values, done = None if old is None else _joined(tensors, old), 0
+        for section in group:
+            mask = section.of(chosen)
+            mine = values[done : done + int(np.count_nonzero(mask))]
+            done += len(mine)
+            was = None if base_values is None else section.of(base_values)
+            coded.append(_write(out, section, mask, mine, was, change=False))
     return Packed(out.getvalue(), tuple(coded))
 
 
@@ -120,20 +153,24 @@ def unpack(
     for block in blocks:
         room[block.index] = flat[at : at + block.length]
         at += block.length
-    for section in sections(schema, list(by_index)):
-        base_values = None if old is None else _joined(section, old)
-        _, chosen, values = _read(source, section, base_values, coded, change=False)
-        _scatter(schema, section, by_index, room, chosen, values, source)
+    for tensors, group in _by_tensors(sections(schema, list(by_index))):
+        base_values = None if old is None else _joined(tensors, old)
+        parts = []
+        for section in group:
+            was = None if base_values is None else section.of(base_values)
+            parts.append(_read(source, section, was, coded, change=False))
+        chosen, values = _end_to_end([part[1] for part in parts]), _end_to_end([part[2] for part in parts])
+        _scatter(schema, group[0], by_index, room, chosen, values, source)
     source.end()
     return Payload(blocks, flat.data)
 
 
 def _gather(
-    schema: Schema, section: Section, located: dict[int, tuple[Block, memoryview]]
+    schema: Schema, tensors: tuple[int, ...], located: dict[int, tuple[Block, memoryview]]
 ) -> tuple[Mask, Array]:
-    """Places and values of a section's tensors."""
+    """Places and values of tensors, end to end."""
     chosen, parts = [], []
-    for index in section.tensors:
+    for index in tensors:
         spec, (block, data) = schema.tensors[index], located[index]
         if block.mode == pb.BITMAP:
             bits = np.frombuffer(data, np.uint8, (spec.size + 7) // 8)
@@ -151,7 +188,7 @@ def _gather(
                 values = values[mask]
         chosen.append(mask)
         parts.append(values)
-    return (chosen[0], parts[0]) if len(parts) == 1 else (np.concatenate(chosen), np.concatenate(parts))
+    return _end_to_end(chosen), _end_to_end(parts)
 
 
 def _scatter(
@@ -163,7 +200,7 @@ def _scatter(
     values: Array,
     source: Reader,
 ) -> None:
-    """Put a section's tensors where the payload has them."""
+    """Put the tensors of a section where the payload has them."""
     done = 0
     for index, start, end in _members(section):
         spec, block, data = schema.tensors[index], blocks[index], room[index]
@@ -193,10 +230,13 @@ def pack_change(schema: Schema, new: State, old: State) -> Packed:
     """Everything of `new` that travels, as what changed since `old`."""
     before, after = schema.views(old), schema.views(new)
     out, coded = Writer(), []
-    for section in sections(schema, schema.travelling):
-        was, now = _joined(section, before), _joined(section, after)
-        chosen = floats.unsigned(was) != floats.unsigned(now)
-        coded.append(_write(out, section, chosen, np.take(now, np.flatnonzero(chosen)), was, change=True))
+    for tensors, group in _by_tensors(sections(schema, schema.travelling)):
+        all_was, all_now = _joined(tensors, before), _joined(tensors, after)
+        for section in group:
+            was, now = section.of(all_was), section.of(all_now)
+            chosen = floats.unsigned(was) != floats.unsigned(now)
+            values = np.take(now, np.flatnonzero(chosen))
+            coded.append(_write(out, section, chosen, values, was, change=True))
     return Packed(out.getvalue(), tuple(coded))
 
 
@@ -207,13 +247,16 @@ def unpack_change(
     source, before = Reader(body, "changes"), schema.views(old)
     flat = np.empty(sum(block.length for block in blocks), np.uint8)
     after = schema.views(flat)
-    for section in sections(schema, schema.travelling):
-        was = _joined(section, before)
-        at, _, values = _read(source, section, was, coded, change=True)
-        now = was.copy() if len(section.tensors) == 1 else was
-        now[at] = values
-        for index, start, end in _members(section):
-            after[index][:] = now[start:end]
+    for tensors, group in _by_tensors(sections(schema, schema.travelling)):
+        all_was = _joined(tensors, before)
+        now = after[tensors[0]] if len(tensors) == 1 else np.empty_like(all_was)
+        now[:] = all_was
+        for section in group:
+            at, _, values = _read(source, section, section.of(all_was), coded, change=True)
+            section.of(now)[at] = values
+        if len(tensors) > 1:
+            for index, start, end in _members(group[0]):
+                after[index][:] = now[start:end]
     source.end()
     return Payload(blocks, flat.data)
 
@@ -263,16 +306,23 @@ def _read(
     return at, chosen, values
 
 
-def _joined(section: Section, arrays: Sequence[Array]) -> Array:
-    """A section's tensors back to back; a view if it is only one."""
-    if len(section.tensors) == 1:
-        return arrays[section.tensors[0]]
-    return np.concatenate([arrays[index] for index in section.tensors])
+def _by_tensors(every: list[Section]) -> Iterator[tuple[tuple[int, ...], list[Section]]]:
+    """Sections of the same tensors together."""
+    return ((tensors, list(group)) for tensors, group in groupby(every, lambda section: section.tensors))
+
+
+def _joined(tensors: tuple[int, ...], arrays: Sequence[Array]) -> Array:
+    """Tensors end to end; a view if it is only one."""
+    return _end_to_end([arrays[index] for index in tensors])
+
+
+def _end_to_end(parts: list[Array]) -> Array:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 def _members(section: Section) -> Iterator[tuple[int, int, int]]:
-    """Each tensor of a section with its first and its end coordinate there."""
-    return zip(section.tensors, section.start, section.start[1:], strict=False)
+    """Each tensor of a section with its first and its end coordinate."""
+    return zip(section.tensors, section.starts, section.starts[1:], strict=False)
 
 
 def as_state(body: Buffer) -> State:
