@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 
 from fedreuse.client.errors import AgentError
+from fedreuse.client.metering import ConnectionMeter
 from fedreuse.client.results import LocalUpdate, Score, failure
 from fedreuse.client.session import (
     Action,
@@ -30,12 +31,14 @@ from fedreuse.client.session import (
     Welcomed,
 )
 from fedreuse.client.shelf import Shelf
+from fedreuse.client.tls import ClientTls, client_credentials, hint
 from fedreuse.proto import federation_pb2 as pb
 from fedreuse.proto import transport
 from fedreuse.proto.channel import Ledger
 from fedreuse.proto.errors import SESSION_CODES_FROM, ProtocolError, code_name
 from fedreuse.proto.faults import Fault, FaultPlan, Phase
 from fedreuse.proto.frames import Outgoing
+from fedreuse.proto.meter import Meter, read_address
 
 if TYPE_CHECKING:
     from fedreuse.client.participant import Participant  # it needs torch, talking does not
@@ -63,7 +66,7 @@ class Agent:
 
     `expected` are the seed and the number of clients with which this client's data was divided, if it was;
     `compute` runs the training; `give_up` is how many seconds without a server are too many; agents of one
-    process share a `shelf`.
+    process share a `shelf` and a `meter`. Raises TlsError.
     """
 
     def __init__(
@@ -76,6 +79,8 @@ class Agent:
         give_up: float = 300.0,
         expected: tuple[int, int] | None = None,
         shelf: Shelf | None = None,
+        meter: Meter | None = None,
+        tls: ClientTls | None = None,
     ) -> None:
         self._address, self._participant, self._ledger = address, participant, ledger
         self._compute, self._faults, self._give_up = compute, FaultPlan(faults), give_up
@@ -86,7 +91,9 @@ class Agent:
         self._waits = 0
         self._run = ""
         self._expected = expected
-        self._shelf = shelf or Shelf()
+        self._shelf, self._meter = shelf or Shelf(), meter or Meter()
+        self._credentials = client_credentials(tls)
+        self._counters: pb.Counters | None = None
 
     @property
     def client(self) -> int:
@@ -113,13 +120,16 @@ class Agent:
             except _ConnectionLostError as lost:
                 reason = str(lost)
                 log.info("client %d: not connected: %s", self.client, reason)
+                if self._waits == 2 and (advice := hint(reason, self._credentials is not None)):
+                    log.warning("client %d: %s", self.client, advice)
             if self._welcomed:
                 alone_since, self._waits = time.monotonic(), 0
             alone = time.monotonic() - alone_since
             if alone > self._give_up:
+                advice = hint(reason, self._credentials is not None)
                 raise AgentError(
                     f"client {self.client}: no federation at {self._address} for {alone:.0f} s ({reason}); "
-                    "is the server running, and is the address right?"
+                    + (advice or "is the server running, and is the address right?")
                 )
             await asyncio.sleep(self._wait())
 
@@ -134,25 +144,37 @@ class Agent:
     async def _one_session(self) -> None:
         """From connecting to the server's FINISHED."""
         session = ClientSession(self.client, self._ledger, self._shelf)
-        async with grpc.aio.insecure_channel(self._address, options=transport.CLIENT_OPTIONS) as channel:
+        async with self._open_channel() as channel:
             call = channel.stream_stream(transport.SESSION)()
             connection = _Connection(call, session)
             participant = self._participant
             try:
                 await call.wait_for_connection()
                 join = session.join(
-                    participant.examples, participant.versions, self._instance, self._previous
+                    participant.examples,
+                    participant.versions,
+                    self._instance,
+                    self._previous,
+                    self._counters,
                 )
                 await connection.put(join)
                 await self._converse(connection)
             except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
                 raise _ConnectionLostError(_reason(error)) from None
             finally:
+                if connection.meter is not None:
+                    connection.meter.read()
+                    self._counters = connection.meter.last
                 call.cancel()
                 if self._welcomed:
                     self._previous = session
                 else:
                     session.channel.settle(None)
+
+    def _open_channel(self) -> grpc.aio.Channel:
+        if self._credentials is None:
+            return grpc.aio.insecure_channel(self._address, options=transport.CLIENT_OPTIONS)
+        return grpc.aio.secure_channel(self._address, self._credentials, options=transport.CLIENT_OPTIONS)
 
     async def _converse(self, connection: _Connection) -> None:
         tasks = {asyncio.create_task(self._read(connection)), asyncio.create_task(connection.watch())}
@@ -180,7 +202,7 @@ class Agent:
                 raise AgentError(f"client {self.client}: the server broke the protocol: {error}") from None
             for action in actions:
                 if self._act(connection, action):
-                    await connection.put(connection.session.heartbeat())
+                    await connection.put(connection.session.heartbeat(connection.counters()))
                     connection.session.channel.settle(connection.session.channel.sent)
                     await connection.call.done_writing()
                     return
@@ -208,6 +230,13 @@ class Agent:
     def _enter(self, connection: _Connection, welcome: pb.Welcome) -> None:
         session = connection.session
         assert session.plan is not None
+        connection.meter = ConnectionMeter(
+            self._ledger,
+            self._meter,
+            self.client,
+            read_address(welcome.address),
+            encrypted=self._credentials is not None,
+        )
         confirmed = welcome.confirmed_round if welcome.HasField("confirmed_round") else None
         pending = welcome.pending_round if welcome.HasField("pending_round") else None
         # Work of another run, or of a round that a restarted server opens anew, counts for nothing.
@@ -249,7 +278,7 @@ class Agent:
             return
         score = await self._result(connection, "score", round)
         if isinstance(score, Score) and session.open_round == round:
-            await connection.put(session.score_reply(round, score))
+            await connection.put(session.score_reply(round, score, connection.counters()))
 
     async def _deliver_update(self, connection: _Connection, round: int) -> None:
         session = connection.session
@@ -262,7 +291,7 @@ class Agent:
             await self._play(connection, fault)
             return
         if isinstance(update, LocalUpdate) and session.open_round == round:
-            await connection.put(session.update(round, update, garbage=fault is not None))
+            await connection.upload(session.update(round, update, garbage=fault is not None))
 
     async def _result(self, connection: _Connection, phase: Phase, round: int) -> Score | LocalUpdate | None:
         """The result of a piece of work, done once per round even if it is asked for again."""
@@ -323,6 +352,8 @@ class _Connection:
         self.heard = time.monotonic()
         self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.senders: set[asyncio.Task[None]] = set()
+        self.meter: ConnectionMeter | None = None
+        """Once the server has said which connection this is."""
         self._writing = asyncio.Lock()
 
     async def put(self, out: Outgoing) -> None:
@@ -330,6 +361,17 @@ class _Connection:
         async with self._writing:
             for frame in out.frames:
                 await self.call.write(frame)
+
+    async def upload(self, out: Outgoing) -> None:
+        """Write an update; once it has left the machine, say what that took."""
+        before = self.meter.once() if self.meter is not None else 0
+        await self.put(out)
+        if self.meter is not None and await self.meter.drained(out.sizes.grpc, before):
+            await self.put(self.session.heartbeat(self.counters()))
+
+    def counters(self) -> pb.Counters | None:
+        """What this connection carried so far, for the server's ledger."""
+        return None if self.meter is None else self.meter.read(self.session.open_round)
 
     def spawn(self, work: Any) -> None:
         """Run a delivery beside the reader; its failure ends the session."""
@@ -350,7 +392,7 @@ class _Connection:
         while True:
             await asyncio.sleep(self.session.heartbeat_seconds)
             try:
-                await self.put(self.session.heartbeat())
+                await self.put(self.session.heartbeat(self.counters()))
             except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
                 self.fail(error)
                 return

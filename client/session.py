@@ -82,9 +82,18 @@ class ClientSession:
     # -- out
 
     def join(
-        self, examples: int, held: Held, instance: int, previous: ClientSession | None = None
+        self,
+        examples: int,
+        held: Held,
+        instance: int,
+        previous: ClientSession | None = None,
+        counters: pb.Counters | None = None,
     ) -> Outgoing:
-        """The first message. `previous` is the session that broke, if any; it still waits for its fate."""
+        """The first message.
+
+        `previous` is the session that broke, if any; it still waits for its fate. `counters` are its
+        connection's, as last read.
+        """
         message = pb.Join(
             protocol_version=PROTOCOL_VERSION,
             client=self.client,
@@ -94,6 +103,8 @@ class ClientSession:
             held_round=held.current,
             staged_round=held.staged,
             software=SOFTWARE,
+            previous_counters=counters,
+            reports_counters=True,
         )
         self._previous = previous
         if previous is not None and previous.number is not None:
@@ -104,9 +115,9 @@ class ClientSession:
             message.model_round = self.model[0]
         return self.channel.send("join", message)
 
-    def score_reply(self, round: int, score: Score) -> Outgoing:
+    def score_reply(self, round: int, score: Score, counters: pb.Counters | None = None) -> Outgoing:
         message = pb.ScoreReply(round=round, score=score.value, signature_round=score.signature_round)
-        return self.channel.send("score_reply", message)
+        return self.channel.send("score_reply", message, counters=counters)
 
     def update(self, round: int, local: LocalUpdate, *, garbage: bool = False) -> Outgoing:
         """The update; as `garbage` (a planned fault) its body does not match its checksum."""
@@ -126,8 +137,8 @@ class ClientSession:
         """Report that this client cannot do its part in a round."""
         return self.channel.send("abort", pb.Abort(code=code, detail=detail[:500], round=round))
 
-    def heartbeat(self) -> Outgoing:
-        return self.channel.send("heartbeat", pb.Heartbeat())
+    def heartbeat(self, counters: pb.Counters | None = None) -> Outgoing:
+        return self.channel.send("heartbeat", pb.Heartbeat(), counters=counters)
 
     # -- in
 

@@ -80,9 +80,25 @@ class Channel:
         """The server knows now who speaks: what it may send, and what its messages are charged."""
         self._receiver.schema, self._receiver.admit, self._modelled = schema, admit, modelled
 
-    def send(self, kind: str, message: Any, *, chunks: Iterable[bytes] = (), body: int = 0) -> Outgoing:
+    def send(
+        self,
+        kind: str,
+        message: Any,
+        *,
+        chunks: Iterable[bytes] = (),
+        body: int = 0,
+        counters: pb.Counters | None = None,
+    ) -> Outgoing:
         """Serialize and count a message; the caller puts its frames on the wire at once."""
-        out = outgoing(self._side, kind, message, received=self.received, chunks=chunks, body=body)
+        out = outgoing(
+            self._side,
+            kind,
+            message,
+            received=self.received,
+            chunks=chunks,
+            body=body,
+            counters=counters,
+        )
         row = self._row(self._ways[0], kind, message, out.sizes)
         row.session, row.position = self.session, self.sent
         self._ledger.count(row)

@@ -116,13 +116,14 @@ SILENT: Code
 AWAY: Code
 
 class ClientMessage(_message.Message):
-    __slots__ = ("join", "score_reply", "update", "chunk", "heartbeat", "abort", "received")
+    __slots__ = ("join", "score_reply", "update", "chunk", "heartbeat", "abort", "counters", "received")
     JOIN_FIELD_NUMBER: _ClassVar[int]
     SCORE_REPLY_FIELD_NUMBER: _ClassVar[int]
     UPDATE_FIELD_NUMBER: _ClassVar[int]
     CHUNK_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     ABORT_FIELD_NUMBER: _ClassVar[int]
+    COUNTERS_FIELD_NUMBER: _ClassVar[int]
     RECEIVED_FIELD_NUMBER: _ClassVar[int]
     join: Join
     score_reply: ScoreReply
@@ -130,8 +131,27 @@ class ClientMessage(_message.Message):
     chunk: Chunk
     heartbeat: Heartbeat
     abort: Abort
+    counters: Counters
     received: int
-    def __init__(self, join: _Optional[_Union[Join, _Mapping]] = ..., score_reply: _Optional[_Union[ScoreReply, _Mapping]] = ..., update: _Optional[_Union[SparseUpdate, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., received: _Optional[int] = ...) -> None: ...
+    def __init__(self, join: _Optional[_Union[Join, _Mapping]] = ..., score_reply: _Optional[_Union[ScoreReply, _Mapping]] = ..., update: _Optional[_Union[SparseUpdate, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., counters: _Optional[_Union[Counters, _Mapping]] = ..., received: _Optional[int] = ...) -> None: ...
+
+class Counters(_message.Message):
+    __slots__ = ("sent", "retransmitted", "segments", "data_segments", "header", "mss", "absent")
+    SENT_FIELD_NUMBER: _ClassVar[int]
+    RETRANSMITTED_FIELD_NUMBER: _ClassVar[int]
+    SEGMENTS_FIELD_NUMBER: _ClassVar[int]
+    DATA_SEGMENTS_FIELD_NUMBER: _ClassVar[int]
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    MSS_FIELD_NUMBER: _ClassVar[int]
+    ABSENT_FIELD_NUMBER: _ClassVar[int]
+    sent: int
+    retransmitted: int
+    segments: int
+    data_segments: int
+    header: int
+    mss: int
+    absent: str
+    def __init__(self, sent: _Optional[int] = ..., retransmitted: _Optional[int] = ..., segments: _Optional[int] = ..., data_segments: _Optional[int] = ..., header: _Optional[int] = ..., mss: _Optional[int] = ..., absent: _Optional[str] = ...) -> None: ...
 
 class ServerMessage(_message.Message):
     __slots__ = ("welcome", "model", "chunk", "score_request", "train_order", "reuse_notice", "round_closed", "heartbeat", "abort", "received")
@@ -158,7 +178,7 @@ class ServerMessage(_message.Message):
     def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., model: _Optional[_Union[ModelBroadcast, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., score_request: _Optional[_Union[ScoreRequest, _Mapping]] = ..., train_order: _Optional[_Union[TrainOrder, _Mapping]] = ..., reuse_notice: _Optional[_Union[ReuseNotice, _Mapping]] = ..., round_closed: _Optional[_Union[RoundClosed, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., received: _Optional[int] = ...) -> None: ...
 
 class Join(_message.Message):
-    __slots__ = ("protocol_version", "client", "examples", "instance", "run", "held_round", "staged_round", "model_round", "previous_session", "previous_received", "software")
+    __slots__ = ("protocol_version", "client", "examples", "instance", "run", "held_round", "staged_round", "model_round", "previous_session", "previous_received", "software", "previous_counters", "reports_counters")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     CLIENT_FIELD_NUMBER: _ClassVar[int]
     EXAMPLES_FIELD_NUMBER: _ClassVar[int]
@@ -170,6 +190,8 @@ class Join(_message.Message):
     PREVIOUS_SESSION_FIELD_NUMBER: _ClassVar[int]
     PREVIOUS_RECEIVED_FIELD_NUMBER: _ClassVar[int]
     SOFTWARE_FIELD_NUMBER: _ClassVar[int]
+    PREVIOUS_COUNTERS_FIELD_NUMBER: _ClassVar[int]
+    REPORTS_COUNTERS_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     client: int
     examples: int
@@ -181,10 +203,12 @@ class Join(_message.Message):
     previous_session: int
     previous_received: int
     software: str
-    def __init__(self, protocol_version: _Optional[int] = ..., client: _Optional[int] = ..., examples: _Optional[int] = ..., instance: _Optional[int] = ..., run: _Optional[str] = ..., held_round: _Optional[int] = ..., staged_round: _Optional[int] = ..., model_round: _Optional[int] = ..., previous_session: _Optional[int] = ..., previous_received: _Optional[int] = ..., software: _Optional[str] = ...) -> None: ...
+    previous_counters: Counters
+    reports_counters: bool
+    def __init__(self, protocol_version: _Optional[int] = ..., client: _Optional[int] = ..., examples: _Optional[int] = ..., instance: _Optional[int] = ..., run: _Optional[str] = ..., held_round: _Optional[int] = ..., staged_round: _Optional[int] = ..., model_round: _Optional[int] = ..., previous_session: _Optional[int] = ..., previous_received: _Optional[int] = ..., software: _Optional[str] = ..., previous_counters: _Optional[_Union[Counters, _Mapping]] = ..., reports_counters: bool = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("protocol_version", "run", "session", "schema", "plan", "confirmed_round", "rounds", "heartbeat_seconds", "previous_received", "pending_round", "clients")
+    __slots__ = ("protocol_version", "run", "session", "schema", "plan", "confirmed_round", "rounds", "heartbeat_seconds", "previous_received", "pending_round", "clients", "address")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     RUN_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
@@ -196,6 +220,7 @@ class Welcome(_message.Message):
     PREVIOUS_RECEIVED_FIELD_NUMBER: _ClassVar[int]
     PENDING_ROUND_FIELD_NUMBER: _ClassVar[int]
     CLIENTS_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     run: str
     session: int
@@ -207,7 +232,8 @@ class Welcome(_message.Message):
     previous_received: int
     pending_round: int
     clients: int
-    def __init__(self, protocol_version: _Optional[int] = ..., run: _Optional[str] = ..., session: _Optional[int] = ..., schema: _Optional[_Union[Schema, _Mapping]] = ..., plan: _Optional[_Union[ClientPlan, _Mapping]] = ..., confirmed_round: _Optional[int] = ..., rounds: _Optional[int] = ..., heartbeat_seconds: _Optional[float] = ..., previous_received: _Optional[int] = ..., pending_round: _Optional[int] = ..., clients: _Optional[int] = ...) -> None: ...
+    address: str
+    def __init__(self, protocol_version: _Optional[int] = ..., run: _Optional[str] = ..., session: _Optional[int] = ..., schema: _Optional[_Union[Schema, _Mapping]] = ..., plan: _Optional[_Union[ClientPlan, _Mapping]] = ..., confirmed_round: _Optional[int] = ..., rounds: _Optional[int] = ..., heartbeat_seconds: _Optional[float] = ..., previous_received: _Optional[int] = ..., pending_round: _Optional[int] = ..., clients: _Optional[int] = ..., address: _Optional[str] = ...) -> None: ...
 
 class Schema(_message.Message):
     __slots__ = ("tensors", "hash")

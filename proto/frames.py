@@ -66,13 +66,25 @@ class Incoming:
     received: int | None
     sizes: Sizes
     refusal: ProtocolError | None = None
+    counters: pb.Counters | None = None
 
 
 def outgoing(
-    side: Side, kind: str, message: Any, *, received: int = 0, chunks: Iterable[bytes] = (), body: int = 0
+    side: Side,
+    kind: str,
+    message: Any,
+    *,
+    received: int = 0,
+    chunks: Iterable[bytes] = (),
+    body: int = 0,
+    counters: pb.Counters | None = None,
 ) -> Outgoing:
-    """Serialize a message of `side`; `chunks` are frames made by `chunk_frames` from `body` bytes."""
-    header = _ENVELOPE[side](**{kind: message}, received=received).SerializeToString()
+    """Serialize a message of `side`; `chunks` are frames made by `chunk_frames` from `body` bytes.
+
+    `counters`, of clients only, travel on the same envelope.
+    """
+    fields = {kind: message} if counters is None else {kind: message, "counters": counters}
+    header = _ENVELOPE[side](**fields, received=received).SerializeToString()
     frames = (header, *chunks)
     total = sum(map(len, frames))
     return Outgoing(kind, frames, Sizes(body, total, total + GRPC_PREFIX_BYTES * len(frames)))
@@ -188,9 +200,11 @@ class Receiver:
         message = getattr(envelope, kind)
         received = envelope.received if envelope.HasField("received") else None
         if "transfer" not in message.DESCRIPTOR.fields_by_name:
-            return self._whole(
-                kind, message, None, received, Sizes(0, len(frame), len(frame) + GRPC_PREFIX_BYTES)
-            )
+            sizes = Sizes(0, len(frame), len(frame) + GRPC_PREFIX_BYTES)
+            counters = None
+            if isinstance(envelope, pb.ClientMessage) and envelope.HasField("counters"):
+                counters = envelope.counters
+            return self._whole(kind, message, None, received, sizes, counters=counters)
         return self._header(kind, message, received, len(frame))
 
     def _header(self, kind: str, message: Any, received: int | None, size: int) -> Incoming | None:
@@ -247,6 +261,7 @@ class Receiver:
         received: int | None,
         sizes: Sizes,
         refusal: ProtocolError | None = None,
+        counters: pb.Counters | None = None,
     ) -> Incoming:
         self.received += 1
-        return Incoming(kind, message, payload, received, sizes, refusal)
+        return Incoming(kind, message, payload, received, sizes, refusal, counters)

@@ -61,11 +61,12 @@ def welcome(
     heartbeat: float,
     previous_received: int | None = None,
     pending: int | None = None,
+    address: str = "",
 ) -> pb.Welcome:
     """The answer to a Join.
 
     `confirmed` is the round of the client's valid cached update, `pending` the open round if an update of the
-    client is due in it or has arrived.
+    client is due in it or has arrived; `address` is the client's end of the connection, as seen from here.
     """
     return pb.Welcome(
         protocol_version=PROTOCOL_VERSION,
@@ -79,6 +80,7 @@ def welcome(
         previous_received=previous_received,
         pending_round=pending,
         clients=federation.settings.total,
+        address=address,
     )
 
 

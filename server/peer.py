@@ -11,6 +11,7 @@ from typing import Any
 from fedreuse.proto import federation_pb2 as pb
 from fedreuse.proto.channel import Channel
 from fedreuse.server.messages import Broadcast
+from fedreuse.server.metering import ConnectionMeter
 
 MAX_WAITING = 64
 """Messages a peer may leave unread; the protocol never needs more than a handful."""
@@ -37,6 +38,7 @@ class Peer:
     instance: int
     session: int
     channel: Channel
+    meter: ConnectionMeter
     outbox: asyncio.Queue[Letter | None] = field(default_factory=asyncio.Queue)
     heard: float = field(default_factory=time.monotonic)
     ended: asyncio.Event = field(default_factory=asyncio.Event)

@@ -2,7 +2,23 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
+
+
+class TlsSettings(BaseModel):
+    """PEM files. With `client_ca` only clients with a certificate signed by it are let in.
+
+    `ca` is what clients started by `launch` or with --run trust; by default the certificate itself.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    certificate: Path
+    key: Path
+    ca: Path | None = None
+    client_ca: Path | None = None
 
 
 class ServerSettings(BaseModel):
@@ -19,3 +35,6 @@ class ServerSettings(BaseModel):
         10, gt=0, description="between heartbeats; three missed ones are a lost peer"
     )
     minimum: int = Field(1, ge=1, description="contributions below which a round has no effect")
+    tls: TlsSettings | None = Field(
+        None, description="certificate, key, ca and client_ca, PEM files; null: no TLS"
+    )

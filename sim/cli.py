@@ -42,6 +42,9 @@ ConfigFile = Annotated[
 ]
 Data = Annotated[Path | None, typer.Option("--data", help="Folder with data sets (the key `data`).")]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:INDEX.")]
+TlsCa = Annotated[
+    Path | None, typer.Option("--tls-ca", help="Speak TLS and trust this authority (PEM file).")
+]
 Json = Annotated[bool, typer.Option("--json", help="Machine-readable result on standard output.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show what the processes log.")]
 
@@ -51,6 +54,7 @@ def errors() -> Iterator[None]:
     """Known faults end the command with a sentence and status 1; Ctrl-C with status 130."""
     from fedreuse.client.errors import AgentError, TaskError
     from fedreuse.proto.errors import ProtocolError
+    from fedreuse.proto.pem import TlsError
     from fedreuse.server.store import RunError
     from fedreuse.sim.config import ConfigError
     from fedreuse.sim.folder import LaunchError
@@ -63,6 +67,7 @@ def errors() -> Iterator[None]:
         ProtocolError,
         RunError,
         TaskError,
+        TlsError,
     )
     try:
         yield
@@ -232,6 +237,11 @@ def client(
     give_up: Annotated[
         float, typer.Option("--give-up", help="Seconds without a server that are too many.")
     ] = 300.0,
+    tls_ca: TlsCa = None,
+    tls_certificate: Annotated[
+        Path | None, typer.Option("--tls-certificate", help="PEM file to show to a server that asks for one.")
+    ] = None,
+    tls_key: Annotated[Path | None, typer.Option("--tls-key", help="PEM file with its key.")] = None,
     verbose: Verbose = True,
     exit_with_parent: Annotated[bool, typer.Option("--exit-with-parent", hidden=True)] = False,
 ) -> None:
@@ -241,7 +251,9 @@ def client(
     """
     _logging(verbose)
     with errors():
+        from fedreuse.client.tls import ClientTls
         from fedreuse.sim.folder import read_config
+        from fedreuse.sim.launch import trusted
         from fedreuse.sim.roles import exit_with_parent as watch_parent
         from fedreuse.sim.roles import take_part
         from fedreuse.sim.run import make_task
@@ -250,8 +262,18 @@ def client(
             watch_parent(os.getppid())
         resolved = read_config(run) if run is not None else _configuration(config, overrides, data)
         indices = _indices(clients, resolved.clients.total)
+        tls = trusted(resolved) if run is not None else None
+        if tls_ca is not None:
+            tls = ClientTls(ca=tls_ca, certificate=tls_certificate, key=tls_key)
         finished = take_part(
-            address, indices, resolved, make_task(resolved), state=state, device=device, give_up=give_up
+            address,
+            indices,
+            resolved,
+            make_task(resolved),
+            state=state,
+            device=device,
+            give_up=give_up,
+            tls=tls,
         )
         if not finished:
             raise typer.Exit(130)
@@ -296,20 +318,25 @@ def init_model(
 
 
 @app.command()
-def status(address: Annotated[str, typer.Argument(help="HOST:PORT of a server.")]) -> None:
+def status(
+    address: Annotated[str, typer.Argument(help="HOST:PORT of a server.")], tls_ca: TlsCa = None
+) -> None:
     """Ask a running server how far it is."""
     with errors():
         import grpc
         from google.protobuf.json_format import MessageToDict
 
+        from fedreuse.client.tls import ClientTls, hint, open_channel
         from fedreuse.proto import federation_pb2 as pb
         from fedreuse.proto import transport
 
-        with grpc.insecure_channel(address) as channel:
+        tls = None if tls_ca is None else ClientTls(ca=tls_ca)
+        with open_channel(address, tls) as channel:
             try:
                 reply = channel.unary_unary(transport.STATUS)(b"", timeout=5)
             except grpc.RpcError as error:
-                _complain(OSError(f"no fedreuse server answers at {address}: {error.details()}"))
+                advice = hint(error.details(), tls is not None)
+                _complain(OSError(f"no fedreuse server answers at {address}: {error.details()}; {advice}"))
         out.print_json(json.dumps(MessageToDict(pb.StatusReply.FromString(reply))))
 
 

@@ -17,7 +17,7 @@ from typing import Any, TextIO
 import yaml
 
 from fedreuse.proto import modelled
-from fedreuse.proto.ledger import MESSAGE_LAYERS, Direction, MessageLayer, Status, Totals
+from fedreuse.proto.ledger import CONNECTION, MESSAGE_LAYERS, Direction, MessageLayer, Status, Totals
 from fedreuse.proto.schema import Schema
 from fedreuse.server.federation import CAUSES
 from fedreuse.server.store import RunError
@@ -245,6 +245,8 @@ def _read_bytes(folder: Path, rounds: int | None) -> tuple[tuple[Entry, ...], tu
             if rounds is not None and row.round > rounds:
                 continue  # a round that is still open or was broken off: it belongs to no m
             totals.add([row])
+            if row.kind == CONNECTION:
+                continue
             key = row.direction, row.kind, row.status
             rows[key] += 1
             for layer in MESSAGE_LAYERS:

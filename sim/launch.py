@@ -16,6 +16,7 @@ from typing import Any
 
 import grpc
 
+from fedreuse.client.tls import ClientTls, open_channel
 from fedreuse.proto import federation_pb2 as pb
 from fedreuse.proto import transport
 from fedreuse.sim.config import RunConfig
@@ -51,6 +52,10 @@ def launch(
 
     `progress` is called about twice a second with the server's status. Raises LaunchError.
     """
+    if config.server.tls is not None and config.server.tls.client_ca is not None:
+        raise LaunchError(
+            "launch has no certificates for its clients; start them by hand or drop tls.client_ca"
+        )
     (folder / ADDRESS).unlink(missing_ok=True)
     with _children() as start:
         server = start("server", folder, ["server", "--run", str(folder), "--exit-with-parent"])
@@ -74,7 +79,7 @@ def launch(
                 "--exit-with-parent",
             ]
             clients.append(start(name, folder, arguments))
-        _follow(address, server, clients, progress)
+        _follow(address, trusted(config), server, clients, progress)
     summary: dict[str, Any] = json.loads((folder / SUMMARY).read_text())
     return summary
 
@@ -129,11 +134,21 @@ def _wait_for_address(folder: Path, server: _Child) -> str | None:
     raise LaunchError(f"the server did not listen within {START_SECONDS:.0f} s; see {server.log}")
 
 
+def trusted(config: RunConfig) -> ClientTls | None:
+    """What a client that knows the run's configuration trusts."""
+    tls = config.server.tls
+    return None if tls is None else ClientTls(ca=tls.ca or tls.certificate)
+
+
 def _follow(
-    address: str, server: _Child, clients: list[_Child], progress: Callable[[pb.StatusReply], None]
+    address: str,
+    tls: ClientTls | None,
+    server: _Child,
+    clients: list[_Child],
+    progress: Callable[[pb.StatusReply], None],
 ) -> None:
     """Watch until the server is done. A client may end only after the server has finished."""
-    with grpc.insecure_channel(address) as channel:
+    with open_channel(address, tls) as channel:
         status = channel.unary_unary(transport.STATUS)
         while server.process.poll() is None:
             try:

@@ -21,8 +21,10 @@ from fedreuse.client.host import ClientHost, be_deterministic
 from fedreuse.client.ledger import ClientLedger
 from fedreuse.client.shelf import Shelf
 from fedreuse.client.task import Task
+from fedreuse.client.tls import ClientTls
 from fedreuse.client.workbench import resolve_device
 from fedreuse.proto.allocator import keep_large_blocks
+from fedreuse.proto.meter import Meter
 from fedreuse.server.federation import Federation
 from fedreuse.server.service import Service
 from fedreuse.sim.config import RunConfig
@@ -93,6 +95,7 @@ def take_part(
     state: Path | None,
     device: str,
     give_up: float,
+    tls: ClientTls | None = None,
 ) -> bool:
     """Run the agents of some clients in this process; True if the federation finished, False if stopped."""
     keep_large_blocks()
@@ -102,9 +105,20 @@ def take_part(
     host = ClientHost(task, resolve_device(device), held)
     compute = ThreadPoolExecutor(1, thread_name_prefix="compute")
     expected = config.seed, config.clients.total
-    shelf = Shelf()
+    shelf, meter = Shelf(), Meter()
     agents = [
-        Agent(address, host.participant(client), ledger, compute, config.faults, give_up, expected, shelf)
+        Agent(
+            address,
+            host.participant(client),
+            ledger,
+            compute,
+            config.faults,
+            give_up,
+            expected,
+            shelf,
+            meter,
+            tls,
+        )
         for client in clients
     ]
     try:

@@ -1,7 +1,7 @@
 """What the lossless wire gains on real runs, and what it costs.
 
     python tests/bench/wire.py gains RUN...      bytes of finished runs against the byte model and dense models
-    python tests/bench/wire.py speed RUN         one more real update of RUN: time, bytes and memory, beside other formats
+    python tests/bench/wire.py speed RUN         one more real update of RUN, beside other formats
 
 Run folders come from `fedreuse sim` or `fedreuse launch`. Speeds are megabytes of the dense model a second on one
 thread, and ratios to copying the dense model, taken in turn in the same process. Peaks are what a call allocates at

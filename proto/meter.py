@@ -1,0 +1,229 @@
+"""What the kernel counted on this process's own TCP connections: `getsockopt(TCP_INFO)`, no root needed.
+
+gRPC's sockets are ordinary descriptors of the process; they are found through /proc/self/fd by their addresses.
+The counters die with the connection, so they are read now and then, and a ledger row holds what was added since.
+
+Two identities, which tests check against other meters: HTTP/2 or TLS bytes that crossed the socket are
+`sent - retransmitted`; IP bytes are `sent + header * segments`, and 8 more for the SYN, whose options are longer.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import socket
+import struct
+from dataclasses import dataclass, fields
+from pathlib import Path
+from urllib.parse import unquote
+
+from fedreuse.proto import federation_pb2 as pb
+from fedreuse.proto.ledger import CONNECTION, Direction, Row
+
+Address = tuple[str, int]
+"""IP address and port; IPv4 also where the socket is IPv6."""
+
+SYN_EXTRA = 8
+_TCP_HEADER, _TIMESTAMPS = 20, 12
+# struct tcp_info of linux/tcp.h: offsets of the fields that are read, and the size that has them all.
+_UNACKED, _MSS, _NOTSENT, _BYTES_RECEIVED, _SEGS_OUT, _DATA_SEGS_OUT, _BYTES_SENT, _BYTES_RETRANS = (
+    *(24, 16, 144, 128, 136, 156, 200, 208),
+)
+_NEEDED = 216
+_TOP = 1 << 62
+"""No counter of an honest peer gets here."""
+
+
+class UnobservableError(Exception):
+    """A connection whose counters cannot be read; the text is the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One connection's counters since it began; see `pb.Counters`.
+
+    `received`, `unacked` (segments) and `unsent` (bytes) are known on the reader's own side only.
+    """
+
+    sent: int
+    retransmitted: int
+    segments: int
+    data_segments: int
+    header: int
+    mss: int
+    received: int = 0
+    unacked: int = 0
+    unsent: int = 0
+
+    @property
+    def once(self) -> int:
+        """Bytes that crossed the socket, each counted once."""
+        return self.sent - self.retransmitted
+
+    def to_proto(self) -> pb.Counters:
+        return pb.Counters(**{name: getattr(self, name) for name in _SHARED})
+
+    @staticmethod
+    def from_proto(counters: pb.Counters) -> Reading:
+        return Reading(*(getattr(counters, name) for name in _SHARED))
+
+    def follows(self, before: Reading) -> bool:
+        """True if a connection that stood at `before` can stand here later."""
+        grown = all(getattr(before, n) <= getattr(self, n) < _TOP for n in _SHARED[:4])
+        return grown and self.retransmitted <= self.sent and self.data_segments <= self.segments
+
+
+_SHARED = tuple(field.name for field in fields(Reading))[:6]
+NOTHING = Reading(0, 0, 0, 0, 0, 0)
+
+
+class Meter:
+    """Reads connections of this process by the address of either end."""
+
+    def __init__(self) -> None:
+        self._known: dict[Address, int] = {}
+
+    def read(self, end: Address) -> Reading:
+        """The counters of the connection whose one end, local or remote, is `end`; it must be the end that only
+        this connection has (a client's, never the server's). Raises UnobservableError."""
+        descriptor = self._known.get(end)
+        if descriptor is None or (found := _read(descriptor, end)) is None:
+            self._scan()
+            descriptor = self._known.get(end)
+            if descriptor is None or (found := _read(descriptor, end)) is None:
+                raise UnobservableError("this process has no such TCP connection")
+        return found
+
+    def _scan(self) -> None:
+        folder = Path("/proc/self/fd")
+        try:
+            descriptors = [int(path.name) for path in folder.iterdir()]
+        except OSError:
+            raise UnobservableError("no /proc/self/fd: TCP_INFO is read on Linux only") from None
+        self._known.clear()
+        for descriptor in descriptors:
+            for end in _ends(descriptor):
+                self._known[end] = descriptor
+
+
+def _ends(descriptor: int) -> tuple[Address, ...]:
+    """Both ends of a TCP connection; nothing for any other descriptor."""
+    try:
+        handle = socket.socket(fileno=descriptor)
+    except OSError:
+        return ()
+    try:
+        if handle.type != socket.SOCK_STREAM or handle.family not in (socket.AF_INET, socket.AF_INET6):
+            return ()
+        return _address(*handle.getsockname()[:2]), _address(*handle.getpeername()[:2])
+    except OSError:
+        return ()  # listening, or closed in this moment
+    finally:
+        handle.detach()
+
+
+def _read(descriptor: int, end: Address) -> Reading | None:
+    """None if the descriptor is no longer this connection's. Raises UnobservableError."""
+    ends = _ends(descriptor)
+    if end not in ends:
+        return None
+    handle = socket.socket(fileno=descriptor)
+    try:
+        version = 4 if ipaddress.ip_address(ends[0][0]).version == 4 else 6
+        raw = handle.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+    except AttributeError:
+        raise UnobservableError("this system has no TCP_INFO") from None
+    except OSError:
+        return None
+    finally:
+        handle.detach()
+    if len(raw) < _NEEDED:
+        raise UnobservableError(
+            f"this kernel's TCP_INFO has {len(raw)} bytes and no bytes_sent; Linux 4.19 does"
+        )
+    stamped, loopback = raw[5] & 1, ipaddress.ip_address(ends[1][0]).is_loopback
+    header = (20 if version == 4 else 40) + _TCP_HEADER + _TIMESTAMPS
+    return Reading(
+        sent=_u64(raw, _BYTES_SENT),
+        retransmitted=_u64(raw, _BYTES_RETRANS),
+        segments=_u32(raw, _SEGS_OUT),
+        data_segments=_u32(raw, _DATA_SEGS_OUT),
+        header=header if stamped and not loopback else 0,
+        mss=_u32(raw, _MSS),
+        received=_u64(raw, _BYTES_RECEIVED),
+        unacked=_u32(raw, _UNACKED),
+        unsent=_u32(raw, _NOTSENT),
+    )
+
+
+def _u32(raw: bytes, at: int) -> int:
+    return int(struct.unpack_from("=I", raw, at)[0])
+
+
+def _u64(raw: bytes, at: int) -> int:
+    return int(struct.unpack_from("=Q", raw, at)[0])
+
+
+def _address(host: str, port: int) -> Address:
+    ip = ipaddress.ip_address(host.partition("%")[0])
+    mapped = ip.ipv4_mapped if ip.version == 6 else None
+    return str(mapped or ip), port
+
+
+def parse_peer(peer: str) -> Address | None:
+    """The address in gRPC's name of a peer, e.g. ipv4:10.0.0.1:5000 or ipv6:%5B::1%5D:5000; None if not TCP."""
+    found = re.fullmatch(r"ipv[46]:\[?([^\]]*)\]?:(\d+)", unquote(peer))
+    try:
+        return _address(found[1], int(found[2])) if found else None
+    except ValueError:
+        return None
+
+
+def format_address(address: Address | None) -> str:
+    """As `Welcome.address` has it."""
+    return "" if address is None else f"{address[0]}:{address[1]}"
+
+
+def read_address(text: str) -> Address | None:
+    host, separator, port = text.rpartition(":")
+    try:
+        return _address(host, int(port)) if separator else None
+    except ValueError:
+        return None
+
+
+# ---------------------------------------------------------------- rows
+
+
+def sender_row(
+    round: int, client: int, way: Direction, encrypted: bool, now: Reading, before: Reading = NOTHING
+) -> Row:
+    """What a connection's sender added between two readings, every layer from the sender's own counters."""
+    row = Row(round, client, way, CONNECTION)
+    setattr(row, "tls" if encrypted else "http2", now.once - before.once)
+    row.tcp_payload = now.sent - before.sent
+    row.tcp_retransmitted = now.retransmitted - before.retransmitted
+    row.segments = now.segments - before.segments
+    row.pure_acks = (now.segments - now.data_segments) - (before.segments - before.data_segments)
+    row.how = "TCP_INFO of the sender"
+    if now.header:
+        syn = SYN_EXTRA if before.segments == 0 else 0
+        row.ip = row.tcp_payload + now.header * row.segments + syn
+    else:
+        row.how += f"; ip: absent, loopback or no TCP timestamps (MSS {now.mss})"
+    return row
+
+
+def receiver_row(
+    round: int, client: int, way: Direction, encrypted: bool, now: Reading, before: Reading, why: str
+) -> Row:
+    """What arrived between two readings, where the sender's counters are not known."""
+    row = Row(round, client, way, CONNECTION)
+    setattr(row, "tls" if encrypted else "http2", now.received - before.received)
+    row.how = f"TCP_INFO of the receiver; tcp, segments, ip: absent, {why}"
+    return row
+
+
+def unobserved_row(round: int, client: int, way: Direction, why: str) -> Row:
+    """A connection of which nothing is known below gRPC."""
+    return Row(round, client, way, CONNECTION, how=f"absent, {why}")

@@ -1,0 +1,100 @@
+"""The layers below gRPC of one client's connection, from both ends' counters into the server's books."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+from fedreuse.proto import federation_pb2 as pb
+from fedreuse.proto.channel import NO_ROUND
+from fedreuse.proto.meter import (
+    NOTHING,
+    Address,
+    Meter,
+    Reading,
+    UnobservableError,
+    receiver_row,
+    sender_row,
+    unobserved_row,
+)
+from fedreuse.server.books import Books
+
+log = logging.getLogger("fedreuse.server")
+
+
+class ConnectionMeter:
+    """Downlink rows come from this side's socket, uplink rows from what the client reports of its own.
+
+    A client that does not report leaves only what arrived here. `address` is the client's end of the connection,
+    `reports` whether the client said that it would.
+    """
+
+    def __init__(
+        self,
+        books: Books,
+        meter: Meter,
+        client: int,
+        address: Address | None,
+        *,
+        encrypted: bool,
+        reports: bool,
+    ) -> None:
+        self._books, self._meter, self._client = books, meter, client
+        self._address, self._encrypted = address, encrypted
+        self._down = self._up = self._arrived = NOTHING
+        self._reports = reports
+        self._silent = "the client reports none"
+        self._said: set[str] = set()
+        self.due = False
+        """True from a client's update until the counters it sends after it; never for one that sends none."""
+
+    @property
+    def reports(self) -> bool:
+        return self._reports
+
+    def read(self, round: int = NO_ROUND) -> None:
+        """Enter what the connection carried since it was last read under `round`."""
+        try:
+            if self._address is None:
+                raise UnobservableError("not a TCP connection")
+            now = self._meter.read(self._address)
+        except UnobservableError as error:
+            self._unobserved(round, str(error))
+            return
+        if now.segments > self._down.segments:
+            self._books.record(sender_row(round, self._client, "down", self._encrypted, now, self._down))
+        if not self._reports and now.received > self._arrived.received:
+            self._books.record(
+                receiver_row(round, self._client, "up", self._encrypted, now, self._arrived, self._silent)
+            )
+            self._arrived = now
+        self._down = now
+
+    def report(self, counters: pb.Counters, round: int = NO_ROUND) -> None:
+        """The client says what it has sent; enter what is new under `round`."""
+        self.due = False
+        if counters.absent:
+            self._give_up_reports(f"at the client: {counters.absent[:200]}")
+            return
+        now = Reading.from_proto(counters)
+        if not now.follows(self._up):
+            log.warning("client %d: its TCP counters ran backwards; not used any more", self._client)
+            self._give_up_reports("the client's counters ran backwards")
+            return
+        if now.segments > self._up.segments:
+            self._books.record(sender_row(round, self._client, "up", self._encrypted, now, self._up))
+        self._up = now
+
+    def _give_up_reports(self, why: str) -> None:
+        """From now on only what arrives here is known; what was reported before stands."""
+        if self._reports:
+            self._arrived = replace(NOTHING, received=self._up.once)
+        self._reports, self._silent = False, why
+
+    def _unobserved(self, round: int, why: str) -> None:
+        """Say once per connection that nothing can be said."""
+        if why not in self._said:
+            self._said.add(why)
+            self._books.record(unobserved_row(round, self._client, "down", why))
+            if not self._reports:
+                self._books.record(unobserved_row(round, self._client, "up", why))
