@@ -220,6 +220,7 @@ class Agent:
             case Closed(round, accepted):
                 self._work = {key: task for key, task in self._work.items() if key[1] > round}
                 self._participant.closed(round, accepted)
+                connection.spawn(connection.report(round))
                 log.info(
                     "client %d: round %d closed, %s", self.client, round + 1, "accepted" if accepted else "-"
                 )
@@ -278,7 +279,7 @@ class Agent:
             return
         score = await self._result(connection, "score", round)
         if isinstance(score, Score) and session.open_round == round:
-            await connection.put(session.score_reply(round, score, connection.counters()))
+            await connection.put(session.score_reply(round, score))
 
     async def _deliver_update(self, connection: _Connection, round: int) -> None:
         session = connection.session
@@ -369,9 +370,14 @@ class _Connection:
         if self.meter is not None and await self.meter.drained(out.sizes.grpc, before):
             await self.put(self.session.heartbeat(self.counters()))
 
-    def counters(self) -> pb.Counters | None:
-        """What this connection carried so far, for the server's ledger."""
-        return None if self.meter is None else self.meter.read(self.session.open_round)
+    async def report(self, round: int) -> None:
+        """A round is over: say what it took."""
+        await self.put(self.session.heartbeat(self.counters(round)))
+
+    def counters(self, round: int | None = None) -> pb.Counters | None:
+        """What this connection carried so far, for the server's ledger; new in the given or the open round."""
+        number = self.session.open_round if round is None else round
+        return None if self.meter is None else self.meter.read(number)
 
     def spawn(self, work: Any) -> None:
         """Run a delivery beside the reader; its failure ends the session."""

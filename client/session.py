@@ -115,9 +115,9 @@ class ClientSession:
             message.model_round = self.model[0]
         return self.channel.send("join", message)
 
-    def score_reply(self, round: int, score: Score, counters: pb.Counters | None = None) -> Outgoing:
+    def score_reply(self, round: int, score: Score) -> Outgoing:
         message = pb.ScoreReply(round=round, score=score.value, signature_round=score.signature_round)
-        return self.channel.send("score_reply", message, counters=counters)
+        return self.channel.send("score_reply", message)
 
     def update(self, round: int, local: LocalUpdate, *, garbage: bool = False) -> Outgoing:
         """The update; as `garbage` (a planned fault) its body does not match its checksum."""

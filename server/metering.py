@@ -92,8 +92,8 @@ class ConnectionMeter:
         self._reports, self._silent = False, why
 
     def _unobserved(self, round: int, why: str) -> None:
-        """Say once per connection that nothing can be said."""
-        if why not in self._said:
+        """Say once per connection that nothing can be said; what was read before stands."""
+        if self._down is NOTHING and why not in self._said:
             self._said.add(why)
             self._books.record(unobserved_row(round, self._client, "down", why))
             if not self._reports:

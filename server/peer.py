@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fedreuse.proto import federation_pb2 as pb
-from fedreuse.proto.channel import Channel
+from fedreuse.proto.channel import NO_ROUND, Channel
 from fedreuse.server.messages import Broadcast
 from fedreuse.server.metering import ConnectionMeter
 
@@ -43,6 +43,8 @@ class Peer:
     heard: float = field(default_factory=time.monotonic)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when somebody decided that this session is over."""
+    closed: int = NO_ROUND
+    """The round that was closed last, until the client has said what it took."""
     holds: int | None = None
     """Round of the newest model the client has, or will have when it has read everything posted."""
 

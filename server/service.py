@@ -175,6 +175,7 @@ class Service:
             for closing in closings:
                 if peer := self._sessions.peers.get(closing.client):
                     peer.post("round_closed", closed(closing))
+                    peer.closed = closing.round
         self._committed(self._federation.latest)
 
     def _round_complete(self) -> bool:

@@ -159,10 +159,11 @@ class Sessions:
             tasks = {reader, writer, watch, over}
             try:
                 await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                peer.meter.read(self._round_of(peer.client))  # while the connection still lives
                 if writer.done() and not reader.done():
                     await asyncio.wait({reader, over}, timeout=FAREWELL_SECONDS)  # its last heartbeat
             finally:
-                peer.meter.read(self._round_of(peer.client))  # while the connection still lives
+                peer.meter.read(self._round_of(peer.client))
                 for task in (*tasks, beats):
                     task.cancel()
                 await asyncio.gather(*tasks, beats, return_exceptions=True)
@@ -377,7 +378,9 @@ class Sessions:
             if whole is None:
                 continue
             if (counters := whole[0].counters) is not None:
-                peer.meter.report(counters, self._round_of(peer.client))
+                round = self._round_of(peer.client)
+                peer.meter.report(counters, peer.closed if round == NO_ROUND else round)
+                peer.closed = NO_ROUND
                 self.tasks.notify()
             await self._understand(peer, *whole)
 

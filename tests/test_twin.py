@@ -126,4 +126,4 @@ def message_rows(path: Path) -> list[tuple[str, ...]]:
     """Rows of real messages; the reuse event's charge is no message, heartbeats end as the timing has it."""
     with path.open() as handle:
         rows = [tuple(row.values()) for row in csv.DictReader(handle)]
-    return [row for row in rows if row[3] not in ("reuse", "heartbeat")]
+    return [row for row in rows if row[3] not in ("reuse", "heartbeat", "connection")]
