@@ -21,12 +21,13 @@ from fedreuse.proto.codec import encode
 from fedreuse.proto.errors import ProtocolError
 from fedreuse.proto.ledger import Row
 from fedreuse.proto.modelled import kept
-from fedreuse.server import service
+from fedreuse.proto.transfers import plain
+from fedreuse.server import sessions
 
 
 @pytest.fixture(autouse=True)
 def short_goodbyes(monkeypatch):
-    monkeypatch.setattr(service, "FAREWELL_SECONDS", 1.0)
+    monkeypatch.setattr(sessions, "FAREWELL_SECONDS", 1.0)
 
 
 class Stub:
@@ -59,7 +60,7 @@ class Stub:
             raise self.errors[round]
         arrays = {i: np.ones(SCHEMA.tensors[i].size, np.float32) for i in SCHEMA.travelling}
         payload = encode(SCHEMA, arrays, lambda i: kept(20, RATIO) if i == 0 else 5)
-        return LocalUpdate(payload, 1, 0.5)
+        return LocalUpdate(plain(payload), 1, 0.5)
 
     def closed(self, round, accepted) -> None:
         if accepted:

@@ -39,7 +39,7 @@ from torch.nn import functional
 from fedreuse.client.held import HeldStore
 from fedreuse.client.participant import Participant
 from fedreuse.client.workbench import Workbench
-from fedreuse.proto.codec import decode, dense_payload
+from fedreuse.proto.codec import Payload, decode, dense_payload
 from fedreuse.proto.ledger import LAYERS, MESSAGE_LAYERS
 from fedreuse.proto.schema import FLOAT_BUFFER, PARAMETER
 from fedreuse.proto.streams import Purpose, stream
@@ -266,7 +266,7 @@ def test_measured_savings_are_in_the_summary_where_messages_were_real(tmp_path: 
 
 
 def test_layers_of_every_message(tmp_path: Path) -> None:
-    folder = completed(case("line with faults", tmp_path / "run"), wire=True)
+    folder = completed(case("line with faults", tmp_path / "run", "wire.pack=false"), wire=True)
     rows = table(folder, "bytes.csv")
     kinds = Counter(row["kind"] for row in rows)
     assert kinds.keys() >= {"join", "welcome", "model", "score_request", "score_reply", "train_order"}
@@ -404,7 +404,12 @@ def test_paper_buffers_are_sparse_and_dense_ones_are_not(tmp_path: Path) -> None
     # Two buffers of 2: dense 8 + 8; as parameters 5 + 5.
     for option, expected in (("dense", 91 + 16), ("paper", 91 + 10)):
         config = small_config(
-            tmp_path / option, "rounds=1", f"task.buffers={option}", task="support:Grid", method="topk-fedavg"
+            tmp_path / option,
+            "rounds=1",
+            f"task.buffers={option}",
+            "wire.pack=false",
+            task="support:Grid",
+            method="topk-fedavg",
         )
         rows = table(completed(config), "bytes.csv")
         assert {row["payload"] for row in rows if row["kind"] == "update"} == {str(expected)}
@@ -604,8 +609,10 @@ def local_deltas(
     bench, result = Workbench(task, torch.device("cpu")), []
     for client in clients:
         participant = Participant(client, task, bench, HeldStore())
-        participant.welcome("elsewhere", schema, config.plan(), None)
-        payload = participant.train(round, dense_payload(schema, weights)).payload
+        plan = config.plan().model_copy(update={"pack": False})
+        participant.welcome("elsewhere", schema, plan, None)
+        sealed = participant.train(round, dense_payload(schema, weights)).sealed
+        payload = Payload(sealed.blocks, sealed.body)
         result.append(np.concatenate(list(decode(schema, payload).values())))
     return result
 

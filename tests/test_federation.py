@@ -19,6 +19,7 @@ from fedreuse.proto.errors import ProtocolError
 from fedreuse.proto.frames import Incoming, Receiver
 from fedreuse.proto.ledger import CONNECTION_LAYERS, LAYERS, Row
 from fedreuse.proto.schema import FLOAT_BUFFER, INTEGER_BUFFER, PARAMETER, Schema, TensorSpec
+from fedreuse.proto.transfers import plain
 from fedreuse.server import messages
 from fedreuse.server.aggregate import StepSettings
 from fedreuse.server.federation import (
@@ -68,6 +69,7 @@ def plan(**changes: Any) -> FederationSettings:
         "keep_ratio": 0.2,
         "gate": SCORE,
         "memory": REUSE,
+        "pack": False,  # bytes by hand
     }
     return FederationSettings(**(defaults | changes))
 
@@ -140,7 +142,7 @@ def start(federation: Federation, absent: Iterable[int] = ()) -> list[Command]:
     for command in commands:
         if isinstance(command, SendModel):
             charge = federation.books.modelled_bytes("model", command.client, number)
-            size = federation.model().nbytes
+            size = federation.versions.current.payload.nbytes
             federation.books.record(
                 Row(number, command.client, "down", "model", modelled=charge, payload=size)
             )
@@ -352,7 +354,7 @@ def test_between_rounds_nobody_is_heard(tmp_path: Path) -> None:
 
 def test_the_model_is_everything_that_travels(tmp_path: Path) -> None:
     federation = opened(tmp_path, weights=0.5)
-    payload = federation.model()
+    payload = federation.versions.current.payload
     assert payload.nbytes == MODEL_PAYLOAD
     assert bytes(payload.body) == np.full(14, 0.5, "<f4").tobytes()
     assert [(b.index, b.mode, b.kept) for b in payload.blocks] == [
@@ -1071,7 +1073,7 @@ def test_a_join_names_versions_or_not() -> None:
 
 def test_a_broadcast_brings_the_model(tmp_path: Path) -> None:
     federation = opened(tmp_path, weights=0.5)
-    broadcast = Broadcast.of(SCHEMA, 4, federation.model())
+    broadcast = Broadcast.of(SCHEMA, 4, plain(federation.versions.current.payload))
     assert broadcast.body == MODEL_PAYLOAD
     receiver = Receiver("server", SCHEMA)
     receiver.feed(pb.ServerMessage(model=broadcast.message).SerializeToString())

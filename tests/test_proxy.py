@@ -193,7 +193,7 @@ def participant(task: Task, plan: ClientPlan, client: int = 0) -> tuple[Particip
 
 def trained(one: Participant, round: int, weights: Any) -> tuple[bytes, int, float]:
     update = one.train(round, weights)
-    return bytes(update.payload.body), update.steps, update.train_loss
+    return bytes(update.sealed.body), update.steps, update.train_loss
 
 
 def test_a_score_leaves_no_trace_in_the_training_after_it() -> None:

@@ -17,7 +17,7 @@ from fedreuse.proto.codec import encode, transfer_header
 from fedreuse.proto.faults import Fault
 from fedreuse.proto.frames import chunk_frames
 from fedreuse.proto.schema import PARAMETER, Schema, TensorSpec
-from fedreuse.server import peer, service
+from fedreuse.server import peer, sessions
 
 
 async def honest(running, indices, **kwargs):
@@ -31,7 +31,7 @@ async def honest(running, indices, **kwargs):
 @pytest.fixture(autouse=True)
 def short_goodbyes(monkeypatch):
     """Some clients here never answer the last message; do not wait five seconds for each."""
-    monkeypatch.setattr(service, "FAREWELL_SECONDS", 0.5)
+    monkeypatch.setattr(sessions, "FAREWELL_SECONDS", 0.5)
 
 
 def rows(folder, **match):
@@ -61,7 +61,7 @@ JOINS = {
     "another protocol version": (
         {"client": 0, "protocol_version": 7},
         pb.VERSION_MISMATCH,
-        ["version 1", "version 7"],
+        ["version 2", "version 7"],
     ),
     "an index past the last": ({"client": 3}, pb.UNKNOWN_CLIENT, ["client 3", "0 to 2"]),
     "no examples": ({"client": 0, "examples": 0}, pb.EXAMPLES_CHANGED, ["no training examples"]),
@@ -270,7 +270,7 @@ async def test_a_client_that_comes_back_within_its_grace_goes_on(tmp_path):
         async with running.client() as second:
             # It still holds the model of round 0 and got three messages: welcome, model, train_order.
             again = await second.join(
-                0, run=welcome.run, open_round=0, previous_session=welcome.session, previous_received=3
+                0, run=welcome.run, model_round=0, previous_session=welcome.session, previous_received=3
             )
             assert isinstance(again, pb.Welcome)
             assert again.previous_received == 1  # its first Join
@@ -431,7 +431,7 @@ async def test_messages_of_a_broken_off_round_are_settled_after_a_restart(tmp_pa
     assert len(models) == 2
     assert sum(int(row["modelled"] or 0) for row in models) == running.federation.dense_bytes
     assert running.federation.books.totals.total("down", "modelled") == running.federation.dense_bytes
-    sent = sum(int(row["grpc"]) for row in rows(tmp_path, direction="down"))
+    sent = sum(int(row["grpc"] or 0) for row in rows(tmp_path, direction="down"))
     assert running.federation.books.totals.total("down", "grpc") == sent
 
 
@@ -441,7 +441,10 @@ async def test_a_model_of_a_hundred_megabytes_goes_through_with_default_settings
     monkeypatch.setattr(wire, "SCHEMA", schema)
     monkeypatch.setattr(wire, "RATIO", 1.0)
     zeros = {"weight": np.zeros(25_600_000, np.float32)}
-    async with serving(tmp_path, clients=1, rounds=1, zeros=zeros) as running, running.client() as client:
+    async with (
+        serving(tmp_path, clients=1, rounds=1, zeros=zeros, pack=False) as running,
+        running.client() as client,
+    ):
         await client.join(0)
         model = await client.hear("model")
         assert model.sizes.payload == 102_400_000
@@ -457,7 +460,7 @@ async def test_a_model_of_a_hundred_megabytes_goes_through_with_default_settings
 async def test_what_a_client_holds_of_another_run_counts_for_nothing(tmp_path):
     """A model of the same round number, but of another run, is not taken for this run's."""
     async with serving(tmp_path, clients=1, rounds=1) as running, running.client() as client:
-        await client.join(0, run="f" * 16, open_round=0)
+        await client.join(0, run="f" * 16, model_round=0)
         heard = await client.work()
         assert heard[0] == "model"
 
@@ -516,7 +519,7 @@ async def test_a_confirmation_that_cannot_be_loses_no_row(tmp_path):
             await client.work()
         assert await running.task is True
         counted = running.federation.books.totals.total("down", "grpc")
-    assert sum(int(row["grpc"]) for row in rows(tmp_path, direction="down")) == counted
+    assert sum(int(row["grpc"] or 0) for row in rows(tmp_path, direction="down")) == counted
 
 
 async def test_a_client_that_never_confirms_is_cut_off(tmp_path, monkeypatch):

@@ -19,6 +19,7 @@ from fedreuse.proto.codec import Payload, dense_payload, encode, transfer_header
 from fedreuse.proto.errors import ProtocolError
 from fedreuse.proto.frames import Incoming, Outgoing, chunk_frames
 from fedreuse.proto.schema import FLOAT_BUFFER, INTEGER_BUFFER, PARAMETER, Schema, TensorSpec
+from fedreuse.proto.transfers import plain
 
 # 5 and 2 coordinates and an int64 counter: B_0 = 20 + 8 + 8 = 36 bytes.
 SCHEMA = Schema.of(
@@ -90,7 +91,7 @@ def rows(conversation: Conversation, kind: str) -> list[tuple[Any, ...]]:
 
 def local_update() -> LocalUpdate:
     arrays = {0: np.array([0, 3, 0, 0, 0], np.float32), 1: np.array([1, 2], np.float32)}
-    return LocalUpdate(encode(SCHEMA, arrays, {0: 1, 1: 2}.__getitem__), steps=4, train_loss=0.5)
+    return LocalUpdate(plain(encode(SCHEMA, arrays, {0: 1, 1: 2}.__getitem__)), steps=4, train_loss=0.5)
 
 
 # Joining
@@ -100,10 +101,15 @@ def test_join_names_what_the_client_holds() -> None:
     conversation = Conversation(client=3)
     held = Held(run="cafe", current=4, staged=6, slot=1)
     join = conversation.hear(conversation.session.join(12, held, instance=1 << 63)).message
-    assert (join.protocol_version, join.client, join.examples, join.instance) == (1, 3, 12, 1 << 63)
+    assert (join.protocol_version, join.client, join.examples, join.instance) == (
+        PROTOCOL_VERSION,
+        3,
+        12,
+        1 << 63,
+    )
     assert (join.run, join.held_round, join.staged_round) == ("cafe", 4, 6)
     assert not join.HasField("previous_session")
-    assert not join.HasField("open_round")
+    assert not join.HasField("model_round")
 
 
 def test_a_held_round_0_is_not_the_same_as_nothing_held() -> None:
@@ -133,7 +139,7 @@ def test_welcome_brings_run_schema_and_plan() -> None:
 def test_another_protocol_version_ends_it_and_names_both() -> None:
     conversation = Conversation()
     conversation.hear(conversation.session.join(12, Held(), instance=5))
-    with pytest.raises(ProtocolError, match="speaks protocol version 1, the server version 7") as caught:
+    with pytest.raises(ProtocolError, match="speaks protocol version 2, the server version 7") as caught:
         conversation.welcome(protocol_version=7)
     assert caught.value.code == pb.VERSION_MISMATCH
 
@@ -171,7 +177,7 @@ def test_model_then_score_then_train_then_closed(joined: Conversation) -> None:
     assert joined.say("train_order", pb.TrainOrder(round=2)) == [DoTrain(2)]
     update = joined.hear(joined.session.update(2, local_update()))
     assert (update.message.round, update.message.steps, update.message.train_loss) == (2, 4, 0.5)
-    assert bytes(update.payload.body) == bytes(local_update().payload.body)
+    assert bytes(update.payload.body) == bytes(local_update().sealed.body)
     assert joined.say("round_closed", pb.RoundClosed(round=2, accepted=True)) == [Closed(2, True)]
     assert (joined.session.open_round, joined.session.weights) == (None, None)
 
@@ -300,7 +306,7 @@ def test_join_names_the_broken_session_and_the_open_round() -> None:
     old = broken_after_an_upload()
     new, join, _ = reconnect(old)
     assert (join.previous_session, join.previous_received) == (77, 2)  # welcome and model
-    assert join.open_round == 2
+    assert join.model_round == 2
     # The model need not be sent again.
     assert new.say("train_order", pb.TrainOrder(round=2)) == [DoTrain(2)]
     assert new.session.weights is old.session.weights

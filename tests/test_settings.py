@@ -94,6 +94,7 @@ def test_the_fields_of_the_message_by_name() -> None:
         keep_ratio=0.2,
         memory_format="channels_last",
         amp=True,
+        pack=True,
         proxy=pb.ProxyPlan(batches=5, batch_size=64, keep=0.9, head=["classifier", "fc"]),
     )
 
