@@ -7,6 +7,7 @@ single thread to itself that the simulator gives it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 import secrets
@@ -47,6 +48,7 @@ log = logging.getLogger("fedreuse.client")
 
 _TRY_AGAIN = frozenset({pb.STOPPING, pb.ALREADY_CONNECTED, pb.SILENT, pb.AWAY})
 FIRST_WAIT, LONGEST_WAIT = 0.1, 10.0
+FAREWELL_SECONDS = 5.0
 
 
 class _ConnectionLostError(Exception):
@@ -204,8 +206,10 @@ class Agent:
                 if self._act(connection, action):
                     await connection.put(connection.session.heartbeat(connection.counters()))
                     connection.session.channel.settle(connection.session.channel.sent)
-                    await connection.call.done_writing()
+                    await connection.hang_up()
                     return
+                if isinstance(action, Closed):
+                    await connection.report(action.round)
         raise _ConnectionLostError("the server closed the stream")
 
     def _act(self, connection: _Connection, action: Action) -> bool:
@@ -220,7 +224,6 @@ class Agent:
             case Closed(round, accepted):
                 self._work = {key: task for key, task in self._work.items() if key[1] > round}
                 self._participant.closed(round, accepted)
-                connection.spawn(connection.report(round))
                 log.info(
                     "client %d: round %d closed, %s", self.client, round + 1, "accepted" if accepted else "-"
                 )
@@ -356,10 +359,13 @@ class _Connection:
         self.meter: ConnectionMeter | None = None
         """Once the server has said which connection this is."""
         self._writing = asyncio.Lock()
+        self._over = False
 
     async def put(self, out: Outgoing) -> None:
-        """Write one message; heartbeats never get between its frames."""
+        """Write one message; heartbeats never get between its frames. Nothing is written after `hang_up`."""
         async with self._writing:
+            if self._over:
+                return
             for frame in out.frames:
                 await self.call.write(frame)
 
@@ -378,6 +384,17 @@ class _Connection:
         """What this connection carried so far, for the server's ledger; new in the given or the open round."""
         number = self.session.open_round if round is None else round
         return None if self.meter is None else self.meter.read(number)
+
+    async def hang_up(self) -> None:
+        """Close after the server has read everything: cancelling a call throws away what is on its way."""
+        async with self._writing:
+            self._over = True
+            await self.call.done_writing()
+        # Everything is said; how the stream ends does not matter any more.
+        with contextlib.suppress(TimeoutError, grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            async with asyncio.timeout(FAREWELL_SECONDS):
+                while await self.call.read() is not grpc.aio.EOF:
+                    pass
 
     def spawn(self, work: Any) -> None:
         """Run a delivery beside the reader; its failure ends the session."""

@@ -26,8 +26,8 @@ Address = tuple[str, int]
 SYN_EXTRA = 8
 _TCP_HEADER, _TIMESTAMPS = 20, 12
 # struct tcp_info of linux/tcp.h: offsets of the fields that are read, and the size that has them all.
-_UNACKED, _MSS, _NOTSENT, _BYTES_RECEIVED, _SEGS_OUT, _DATA_SEGS_OUT, _BYTES_SENT, _BYTES_RETRANS = (
-    *(24, 16, 144, 128, 136, 156, 200, 208),
+_MSS, _NOTSENT, _BYTES_RECEIVED, _SEGS_OUT, _DATA_SEGS_OUT, _BYTES_SENT, _BYTES_RETRANS = (
+    *(16, 144, 128, 136, 156, 200, 208),
 )
 _NEEDED = 216
 _TOP = 1 << 62
@@ -42,7 +42,7 @@ class UnobservableError(Exception):
 class Reading:
     """One connection's counters since it began; see `pb.Counters`.
 
-    `received`, `unacked` (segments) and `unsent` (bytes) are known on the reader's own side only.
+    `received` and `unsent` (bytes that still wait in the socket) are known on the reader's own side only.
     """
 
     sent: int
@@ -52,7 +52,6 @@ class Reading:
     header: int
     mss: int
     received: int = 0
-    unacked: int = 0
     unsent: int = 0
 
     @property
@@ -151,7 +150,6 @@ def _read(descriptor: int, end: Address) -> Reading | None:
         header=header if stamped and not loopback else 0,
         mss=_u32(raw, _MSS),
         received=_u64(raw, _BYTES_RECEIVED),
-        unacked=_u32(raw, _UNACKED),
         unsent=_u32(raw, _NOTSENT),
     )
 

@@ -119,7 +119,7 @@ class Part:
     """A section of a body, or a tensor of a plain one.
 
     `modes` are those of the byte model, whose bytes are `modelled`, beside the codings that were used; `stored`
-    counts the values in the body.
+    counts the values in the body. Of a tensor that is cut into several sections only the `first` is charged.
     """
 
     tensors: str
@@ -130,6 +130,7 @@ class Part:
     modelled: int
     index_bytes: int
     value_bytes: int
+    first: bool = True
 
 
 def composition(schema: Schema, blocks: Sequence[Block], sections: Sequence[Coded]) -> list[Part]:
@@ -137,18 +138,21 @@ def composition(schema: Schema, blocks: Sequence[Block], sections: Sequence[Code
     if not sections:
         return [_plain_part(schema, block) for block in blocks]
     by_index = {block.index: block for block in blocks}
-    parts = []
+    parts, seen = [], set()
     for coded in sections:
         members = [by_index[index] for index in coded.tensors]
+        first = coded.tensors not in seen
+        seen.add(coded.tensors)
         parts.append(
             Part(
                 _title(schema, coded.tensors),
                 "/".join(sorted({pb.Mode.Name(block.mode).lower() for block in members})),
                 *packing.names(coded),
                 coded.stored,
-                sum(block.length for block in members),
+                sum(block.length for block in members) if first else 0,
                 coded.index_bytes,
                 coded.value_bytes,
+                first,
             )
         )
     return parts

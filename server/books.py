@@ -69,7 +69,7 @@ class Books:
             for part in parts:
                 key = (round, way, part.tensors, part.modes, part.index_coding, part.value_coding)
                 sums = self._parts.setdefault(key, [0] * 5)
-                counts = 1, part.stored, part.modelled, part.index_bytes, part.value_bytes
+                counts = int(part.first), part.stored, part.modelled, part.index_bytes, part.value_bytes
                 self._parts[key] = [a + b for a, b in zip(sums, counts, strict=True)]
 
     # -- the model's charges
