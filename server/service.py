@@ -20,7 +20,7 @@ from google.protobuf.message import DecodeError
 
 from fedreuse.proto import PROTOCOL_VERSION, transport
 from fedreuse.proto import federation_pb2 as pb
-from fedreuse.proto.channel import Channel
+from fedreuse.proto.channel import Channel, Tap
 from fedreuse.proto.errors import HARMLESS, SESSION_CODES_FROM, ProtocolError, code_name
 from fedreuse.proto.faults import Fault, FaultPlan
 from fedreuse.proto.frames import Incoming
@@ -47,8 +47,9 @@ class Service:
         settings: ServerSettings,
         faults: Iterable[Fault] = (),
         committed: Callable[[dict[str, Any]], None] = lambda _row: None,
+        tap: Tap | None = None,
     ) -> None:
-        self._federation, self._plan, self._settings = federation, plan, settings
+        self._federation, self._plan, self._settings, self._tap = federation, plan, settings, tap
         self._faults, self._committed = FaultPlan(faults), committed
         self._brain = asyncio.Lock()
         self._peers: dict[int, Peer] = {}
@@ -236,7 +237,7 @@ class Service:
 
     async def _session(self, frames: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> None:
         """The handler of one stream: join, then read, write and beat until it ends."""
-        channel = Channel("server", -1, self._federation.books, lambda _kind, _round: 0)
+        channel = Channel("server", -1, self._federation.books, lambda _kind, _round: 0, tap=self._tap)
         peer: Peer | None = None
         try:
             peer = await self._join(channel, frames)

@@ -6,7 +6,7 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,6 +16,8 @@ from rich.console import Console
 from rich.markup import escape
 
 if TYPE_CHECKING:
+    from fedreuse.proto.captures import CaptureTo
+    from fedreuse.proto.federation_pb2 import StatusReply
     from fedreuse.sim.config import RunConfig
 
 app = typer.Typer(
@@ -43,6 +45,18 @@ ConfigFile = Annotated[
 Data = Annotated[Path | None, typer.Option("--data", help="Folder with data sets (the key `data`).")]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:INDEX.")]
 Json = Annotated[bool, typer.Option("--json", help="Machine-readable result on standard output.")]
+Capture = Annotated[
+    Path | None,
+    typer.Option("--capture", help="Write every message to a file in this folder, for `fedreuse inspect`."),
+]
+CaptureRounds = Annotated[
+    int,
+    typer.Option("--capture-rounds", min=1, help="How many rounds --capture writes, from the first one on."),
+]
+TensorBoard = Annotated[
+    Path | None,
+    typer.Option("--tensorboard", help="Write scalars of every round into this folder, for TensorBoard."),
+]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show what the processes log.")]
 
 
@@ -109,6 +123,9 @@ def sim(
     wire: Annotated[
         bool, typer.Option("--wire", help="Serialize every message for real, in process.")
     ] = False,
+    capture: Capture = None,
+    capture_rounds: CaptureRounds = 2,
+    tensorboard: TensorBoard = None,
     as_json: Json = False,
     verbose: Verbose = False,
 ) -> None:
@@ -117,10 +134,21 @@ def sim(
     with errors():
         from fedreuse.sim.run import create_run, make_task
 
+        if capture is not None and not wire:
+            _complain(ValueError("--capture needs --wire: without it there are no messages"))
+        _check_tensorboard(tensorboard)
         resolved = _configuration(config, overrides, data)
         task = make_task(resolved)
         folder = create_run(resolved, task, body="sim --wire" if wire else "sim")
-        _simulate(folder, resolved, wire=wire, device=device, as_json=as_json)
+        _simulate(
+            folder,
+            resolved,
+            wire=wire,
+            device=device,
+            as_json=as_json,
+            tensorboard=tensorboard,
+            capture=_capture(capture, capture_rounds),
+        )
 
 
 @app.command()
@@ -129,6 +157,9 @@ def launch(
     config: ConfigFile = None,
     data: Data = None,
     device: Device = "cpu",
+    capture: Capture = None,
+    capture_rounds: CaptureRounds = 2,
+    tensorboard: TensorBoard = None,
     as_json: Json = False,
     verbose: Verbose = False,
 ) -> None:
@@ -137,15 +168,24 @@ def launch(
     with errors():
         from fedreuse.sim.run import create_run, make_task
 
+        _check_tensorboard(tensorboard)
         resolved = _configuration(config, overrides, data)
         folder = create_run(resolved, make_task(resolved), body="launch")
-        _launch(folder, resolved, device=device, as_json=as_json)
+        _launch(
+            folder,
+            resolved,
+            device=device,
+            as_json=as_json,
+            tensorboard=tensorboard,
+            capture=_capture(capture, capture_rounds),
+        )
 
 
 @app.command()
 def resume(
     run: Annotated[Path, typer.Argument(help="Folder of a run that was interrupted.")],
     device: Device = "cpu",
+    tensorboard: TensorBoard = None,
     as_json: Json = False,
     verbose: Verbose = False,
 ) -> None:
@@ -156,10 +196,12 @@ def resume(
 
         resolved = read_config(run)
         body = read_body(run)
+        _check_tensorboard(tensorboard)
         if body == "launch":
-            _launch(run, resolved, device=device, as_json=as_json)
+            _launch(run, resolved, device=device, as_json=as_json, tensorboard=tensorboard)
         elif body.startswith("sim"):
-            _simulate(run, resolved, wire="--wire" in body, device=device, as_json=as_json)
+            wire = "--wire" in body
+            _simulate(run, resolved, wire=wire, device=device, as_json=as_json, tensorboard=tensorboard)
         else:
             _complain(
                 ValueError(f"{run} belongs to a server; start it again with `fedreuse server --run {run}`")
@@ -181,6 +223,8 @@ def server(
         typer.Option("--evaluate/--no-evaluate", help="Compute metrics with the task beside the server."),
     ] = True,
     data: Data = None,
+    capture: Capture = None,
+    capture_rounds: CaptureRounds = 2,
     verbose: Verbose = True,
     exit_with_parent: Annotated[bool, typer.Option("--exit-with-parent", hidden=True)] = False,
 ) -> None:
@@ -208,7 +252,14 @@ def server(
             task = make_task(resolved) if evaluate or model is None else None
             folder = create_run(resolved, task, model, body="server")
             task = task if evaluate else None
-        summary = serve(folder, resolved, task, listening=_listening(folder), committed=_committed)
+        summary = serve(
+            folder,
+            resolved,
+            task,
+            listening=_listening(folder),
+            committed=_committed,
+            capture=_capture(capture, capture_rounds),
+        )
         if summary is None:
             err.print(f"stopped; go on with `fedreuse server --run {folder}`")
             raise typer.Exit(130)
@@ -334,6 +385,33 @@ def compare(
 
 
 @app.command()
+def inspect(
+    file: Annotated[
+        Path,
+        typer.Argument(help="A captured message, e.g. captures/r0001-c00007-up-update.frames."),
+    ],
+    run: Annotated[
+        Path | None,
+        typer.Option("--run", help="Run folder in which to look for a model that the body is coded against."),
+    ] = None,
+    everything: Annotated[
+        bool, typer.Option("--hex", help="Show every byte, and all of long tables.")
+    ] = False,
+) -> None:
+    """Show what is inside a captured message: sender, fields, tensors, and what its bytes mean.
+
+    Captures are made by `fedreuse sim --wire --capture DIR` and `fedreuse launch --capture DIR`. A body that is coded
+    against an earlier model is read whole if that model was captured in the same folder or --run has it; otherwise
+    its structure is shown.
+    """
+    with errors():
+        from fedreuse.sim.inspect_view import show
+        from fedreuse.sim.inspection import inspect as take_apart
+
+        show(take_apart(file, run), out, everything=everything)
+
+
+@app.command()
 def methods() -> None:
     """List the methods and the parts they are made of."""
     from rich.table import Table
@@ -352,22 +430,81 @@ def methods() -> None:
 # ---------------------------------------------------------------- shared pieces
 
 
-def _simulate(folder: Path, config: RunConfig, *, wire: bool, device: str, as_json: bool) -> None:
+def _simulate(
+    folder: Path,
+    config: RunConfig,
+    *,
+    wire: bool,
+    device: str,
+    as_json: bool,
+    tensorboard: Path | None = None,
+    capture: CaptureTo | None = None,
+) -> None:
     from fedreuse.sim.progress import RunProgress
     from fedreuse.sim.simulate import simulate
 
-    with RunProgress(err, f"{config.method} {config.task.name}", config.rounds) as progress:
-        summary = simulate(folder, config, wire=wire, device=device, committed=progress.row)
+    with (
+        _scalars(tensorboard, folder) as update,
+        RunProgress(err, f"{config.method} {config.task.name}", config.rounds) as progress,
+    ):
+
+        def committed(row: dict[str, Any]) -> None:
+            progress.row(row)
+            update()
+
+        summary = simulate(folder, config, wire=wire, device=device, committed=committed, capture=capture)
     _report(folder, summary, as_json)
 
 
-def _launch(folder: Path, config: RunConfig, *, device: str, as_json: bool) -> None:
+def _launch(
+    folder: Path,
+    config: RunConfig,
+    *,
+    device: str,
+    as_json: bool,
+    tensorboard: Path | None = None,
+    capture: CaptureTo | None = None,
+) -> None:
     from fedreuse.sim.launch import launch as run_processes
     from fedreuse.sim.progress import RunProgress
 
-    with RunProgress(err, f"{config.method} {config.task.name}", config.rounds) as progress:
-        summary = run_processes(folder, config, device=device, progress=progress.status)
+    with (
+        _scalars(tensorboard, folder) as update,
+        RunProgress(err, f"{config.method} {config.task.name}", config.rounds) as progress,
+    ):
+
+        def status(reply: StatusReply) -> None:
+            progress.status(reply)
+            update()
+
+        summary = run_processes(folder, config, device=device, progress=status, capture=capture)
     _report(folder, summary, as_json)
+
+
+def _capture(folder: Path | None, rounds: int) -> CaptureTo | None:
+    from fedreuse.proto.captures import CaptureTo
+
+    return None if folder is None else CaptureTo(folder, rounds)
+
+
+def _check_tensorboard(logs: Path | None) -> None:
+    """Complain before anything has begun."""
+    if logs is not None:
+        from fedreuse.sim.scalars import writer_class
+
+        writer_class()
+
+
+@contextmanager
+def _scalars(logs: Path | None, folder: Path) -> Iterator[Callable[[], None]]:
+    """What to call when rounds may have been committed."""
+    if logs is None:
+        yield lambda: None
+        return
+    from fedreuse.sim.scalars import TensorBoard as Scalars
+
+    with Scalars(logs, folder) as scalars:
+        yield scalars.update
 
 
 def _report(folder: Path, summary: dict[str, Any], as_json: bool) -> None:

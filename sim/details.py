@@ -84,7 +84,7 @@ def _parts(bodies: Sequence[Body], whole: int, page: Page) -> list[str]:
     return [
         *map(page.size, sizes),
         page.ratio(wire, charge),
-        f"{page.percent(wire / whole)} %" if whole else "",
+        page.percent(wire / whole) if whole else "",
     ]
 
 

@@ -513,10 +513,10 @@ def test_json_keeps_exact_bytes_and_nulls(tmp_path: Path) -> None:
 
 def test_csv_has_a_line_per_kind_status_and_layer(tmp_path: Path) -> None:
     table = as_csv(write_run(tmp_path / "run"))
-    assert list(table[0]) == (
-        ["run", "method", "task", "seed", "direction", "kind", "status", "messages", "layer", "bytes"]
-        + ["count", "absent"]
-    )
+    assert list(table[0]) == [
+        *("run", "method", "task", "seed", "direction", "kind", "status", "messages", "layer", "bytes"),
+        *("count", "absent"),
+    ]
     assert len(table) == 9 * 4
     assert list(table[3].values()) == (
         ["run", "dg-fedreuse", "digits", "7", "up", "update", "ok", "3", "grpc", "180", "", ""]
