@@ -17,6 +17,7 @@ from fedreuse.proto.codec import Block, Buffer
 from fedreuse.proto.entropy import Bytes, Reader
 from fedreuse.proto.errors import ProtocolError
 from fedreuse.proto.floats import Places
+from fedreuse.proto.numbers import below_leading_one, read_low_bits
 from fedreuse.proto.packing import Section, State
 from fedreuse.proto.schema import Array, Schema
 
@@ -185,17 +186,26 @@ class _Walk:
         places = None if grid is None else Places(at, grid)
         value_coding = int(self._body[middle]) if middle < len(self._body) else floats.RAW
         old = self._base_of(section, at)
-        found = [section.tensors, part, parts, stored, masks.NAMES[index_coding]]
         name = floats.NAMES[value_coding] if value_coding < len(floats.NAMES) else "unknown"
+        places_bytes = middle - start
+
+        def found(value_bytes: int | None) -> Found:
+            coding = masks.NAMES[index_coding]
+            return Found(section.tensors, part, parts, stored, coding, name, places_bytes, value_bytes)
+
         if value_coding in (floats.BASED, floats.STEPS) and old is None:
-            self.found.append(Found(*found, name, middle - start, self._without_base(stored, places, name)))
+            try:
+                self.found.append(found(self._without_base(stored, places, name)))
+            except _BaseNeeded:
+                self.found.append(found(None))
+                raise
+            return
+        if self._change and old is not None:
+            floats.read_steps(source, old, places)
         else:
-            if self._change and old is not None:
-                floats.read_steps(source, old, places)
-            else:
-                floats.read_values(source, stored, section.dtype, old, places)
-            self._label(_value_labels(value_coding, places, stored), f"values: {name.upper()}")
-            self.found.append(Found(*found, name, middle - start, source.position - middle))
+            floats.read_values(source, stored, section.dtype, old, places)
+        self._label(_value_labels(value_coding, places, stored), f"values: {name.upper()}")
+        self.found.append(found(source.position - middle))
 
     def _without_base(self, stored: int, places: Places | None, name: str) -> int:
         """Read what can be read of BASED and STEPS values: all of STEPS, of BASED the symbols."""
@@ -209,7 +219,7 @@ class _Walk:
             raise _BaseNeeded(
                 "how many low bits follow depends on the model that the values are coded against"
             )
-        floats.read_low_bits(source, floats.below_leading_one(symbols >> 1), np.dtype(np.uint32))
+        read_low_bits(source, below_leading_one(symbols >> floats.ONE), np.dtype(np.uint32))
         self._label(labels, f"values: {name.upper()}")
         return source.position - start
 
@@ -236,7 +246,7 @@ class _Walk:
                 self._say(read, label)
         if bits:
             length = sum(read.length for read in bits)
-            self.pieces.append(Piece(bits[0].at, length, f"low bits, {len(bits)} planes", 2))
+            self.pieces.append(Piece(bits[0].at, length, f"low bits, {len(bits)} planes, {length} bytes", 2))
         self._flush()
 
     def _say(self, read: _Read, label: str) -> None:

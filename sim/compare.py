@@ -89,7 +89,7 @@ class Run:
 
     def measured(self, *ways: Direction) -> dict[Layer, int | None]:
         """All layers of one direction or of several together; below gRPC by the rule of connections."""
-        result: dict[Layer, int | None] = dict(self.bytes(*ways))
+        result: dict[Layer, int | None] = {layer: count for layer, count in self.bytes(*ways).items()}
         there = [self.connections[way] for way in ways]
         for layer in CONNECTION_LAYERS:
             # Where a direction is encrypted throughout and the other is not, neither layer has a whole.
@@ -120,9 +120,9 @@ class Run:
             if kind not in WITH_BODY:
                 mine = [e for e in self.entries if (e.direction, e.kind) == (way, kind) and e.messages]
                 count, sums = sum(e.messages for e in mine), total(mine)
-                means = [None if n is None else n / count for n in (sums["message"], sums["grpc"])]
+                message, grpc = (None if n is None else n / count for n in (sums["message"], sums["grpc"]))
                 paper = modelled.REUSE_EVENT_BYTES if kind == "reuse_notice" else 0
-                result.append(Cost(way, kind, count, *means, paper))
+                result.append(Cost(way, kind, count, message, grpc, paper))
         return result
 
     @property

@@ -62,7 +62,7 @@ DIRECTIONS: dict[str, tuple[Direction, ...]] = {"up": ("up",), "down": ("down",)
 
 def _connections_json(run: Run, way: Direction) -> dict[str, Any]:
     there = run.connections[way]
-    layers = {layer: there.layer(layer) for layer in CONNECTION_LAYERS}
+    layers: dict[str, int | None] = {layer: there.layer(layer) for layer in CONNECTION_LAYERS}
     return {"rows": there.rows, **layers, "http2_or_tls": there.socket, "how": dict(there.how)}
 
 

@@ -89,9 +89,11 @@ def _sender(label: Label) -> str:
 
 
 def _flat(message: Any, prefix: str) -> Iterator[tuple[str, str]]:
-    """Every field that is set, by its full name."""
-    for field, value in message.ListFields():
-        name = f"{prefix}{field.name}"
+    """Every field that is not absent, by its full name; a 0 that travels as nothing is shown."""
+    for field in message.DESCRIPTOR.fields:
+        if field.has_presence and not message.HasField(field.name):
+            continue
+        name, value = f"{prefix}{field.name}", getattr(message, field.name)
         if field.message_type is not None and not hasattr(value, "ListFields"):
             yield name, f"{len(value)} entries"
         elif field.message_type is not None:
@@ -185,7 +187,7 @@ def _hex(data: bytes, pieces: Sequence[Piece], page: Page, everything: bool) -> 
     for piece in shown:
         part = data[piece.at : piece.at + piece.length]
         if not part:
-            out.append(f"{'':{column}}{'  ' * piece.depth}{piece.text}\n", "bold")
+            out.append(textwrap.fill(piece.text, width) + "\n", "bold")
             continue
         cut = len(part) if everything else a_line
         texts = textwrap.wrap(piece.text, max(12, width - column - 2 * piece.depth)) or [""]

@@ -94,10 +94,10 @@ def absences(run: Run) -> tuple[Absence, ...]:
                 reason = "only a part of the messages has it" if partly else _unserialized(run)
                 found.setdefault(reason, []).append(f"{way}link {layer}")
         connections = run.connections[way]
-        for layer in CONNECTION_LAYERS:
-            if connections.applies(layer) and connections.layer(layer) is None:
-                reason = _reasons(connections.lacking[layer]) if connections.rows else _unmetered(run)
-                found.setdefault(reason, []).append(f"{way}link {layer}")
+        for below in CONNECTION_LAYERS:
+            if connections.applies(below) and connections.layer(below) is None:
+                reason = _reasons(connections.lacking[below]) if connections.rows else _unmetered(run)
+                found.setdefault(reason, []).append(f"{way}link {below}")
     return tuple(Absence(tuple(layers), reason) for reason, layers in found.items())
 
 

@@ -114,8 +114,8 @@ def _figures(
         for layer, count in sums.items():
             yield f"  {layer}{star if layer == 'modelled' else ''}", page.size(count)
         whole = run.measured(*directions)
-        for layer in below:
-            yield f"  {layer.replace('_', ' ')}", page.size(whole[layer])
+        for lower in below:
+            yield f"  {lower.replace('_', ' ')}", page.size(whole[lower])
         yield "  payload ratio", page.ratio(sums["payload"], sums["modelled"])
         yield "  grpc ratio", page.ratio(sums["grpc"], sums["modelled"])
     yield "Uplink saving (%)", None
