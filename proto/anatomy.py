@@ -304,6 +304,8 @@ def _value_labels(coding: int, places: Places | None, stored: int) -> Iterator[s
 
 # ---------------------------------------------------------------- envelopes
 
+PACKED = ("shape",)
+"""The numbers of the protocol that repeat."""
 MOST_ALIKE = 3
 """Messages of one repeated field that are shown, unless everything is."""
 
@@ -324,6 +326,7 @@ def _fields(data: bytes, at: int, end: int, descriptor: Any, depth: int, everyth
             length, at = _varint(data, at)
             seen[tag >> 3] = seen.get(tag >> 3, 0) + 1
             inner, at = at, at + length
+            # A field in another form than its own is unknown to protobuf, too.
             known = field is not None and field.message_type is not None
             if known and seen[tag >> 3] > MOST_ALIKE and not everything:
                 held.append(start)
@@ -354,13 +357,24 @@ def _left_out(held: list[int], end: int, depth: int) -> Iterator[Piece]:
         held.clear()
 
 
+def _wire_types(field: Any) -> tuple[int, ...]:
+    """The forms in which a field may stand: numbers that repeat may also be packed."""
+    if field.type in (field.TYPE_STRING, field.TYPE_BYTES, field.TYPE_MESSAGE):
+        return (2,)
+    if field.type in (field.TYPE_FIXED64, field.TYPE_DOUBLE):
+        return (1,)
+    if field.type in (field.TYPE_FIXED32, field.TYPE_FLOAT):
+        return (5,)
+    return (0, 2) if field.name in PACKED else (0,)
+
+
 def _text(field: Any, value: int | bytes, tag: int) -> str:
-    if field is None:
+    if field is None or tag & 7 not in _wire_types(field):
         return f"unknown field {tag >> 3}"
     if isinstance(value, bytes):
         if field.type == field.TYPE_STRING:
             return f"{field.name} {value.decode(errors='replace')!r}"
-        if field.type == field.TYPE_UINT64:  # packed
+        if field.name in PACKED:
             numbers, at = [], 0
             while at < len(value):
                 number, at = _varint(value, at)

@@ -345,6 +345,14 @@ def test_no_changed_byte_brings_a_traceback(tmp_path: Path) -> None:
         show(inspection, Console(file=io.StringIO(), width=80))
 
 
+def test_a_field_in_another_form_is_unknown() -> None:
+    """protobuf skips such fields: train_loss as 8 bytes, steps as a string, update as a number."""
+    data = b"\x1a\x0c" + b"\x21" + bytes(range(8)) + b"\x1a\x01a" + b"\x18\x05"
+    pb.ClientMessage.FromString(data)
+    texts = [piece.text for piece in envelope(data, pb.ClientMessage)]
+    assert texts == ["update, 12 bytes", "unknown field 4", "unknown field 3", "unknown field 3"]
+
+
 def test_help_teaches() -> None:
     code, text = call("--help")
     assert code == 0
