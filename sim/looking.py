@@ -30,11 +30,18 @@ def status(address: Annotated[str, typer.Argument(help="HOST:PORT of a server.")
 
 
 def compare(
-    runs: Annotated[list[Path], typer.Argument(help="Run folders.")],
+    runs: Annotated[list[Path], typer.Argument(help="Run folders, e.g. runs/*; finished or not.")],
     as_json: Json = False,
-    as_csv: Annotated[bool, typer.Option("--csv", help="Long table on standard output.")] = False,
+    as_csv: Annotated[
+        bool, typer.Option("--csv", help="Long table on standard output: a line per run, kind and layer.")
+    ] = False,
 ) -> None:
-    """Modelled against serialized bytes, savings, reuse and accuracy of one or more runs, side by side."""
+    """Modelled against measured bytes, savings, reuse and accuracy of one or more runs, side by side.
+
+    Every layer that was observed stands beside the modelled one, both directions, with its ratio to modelled and to
+    dense bytes; up to grpc also by kind of message. A dash is a layer that was not observed, and the reason is given.
+    --json and --csv hold the exact figures.
+    """
     with errors():
         from fedreuse.sim import compare as comparing
         from fedreuse.sim.tables import render

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 from test_compare import BYTES, UP, figures, rendered, write_run
+from typer.testing import CliRunner
 
 from fedreuse.proto.ledger import COLUMNS
 from fedreuse.server.store import RunError
+from fedreuse.sim import cli
 from fedreuse.sim.compare import Run, compare, to_csv, to_json
 
 LAYERS = ("http2", "tls", "tcp_payload", "tcp_retransmitted", "segments", "pure_acks", "ip")
@@ -181,6 +183,12 @@ def test_a_damaged_table_is_named(tmp_path: Path, damage: str) -> None:
     (folder / "tensors.csv").write_text(TENSORS + damage)
     with pytest.raises(RunError, match=r"tensors\.csv is damaged"):
         compare([folder])
+
+
+def test_help_teaches() -> None:
+    text = " ".join(CliRunner().invoke(cli.app, ["compare", "--help"], env={"COLUMNS": "120"}).output.split())
+    for words in ("not observed", "to dense bytes", "finished or not", "--json", "--csv"):
+        assert words in text
 
 
 def test_json_and_csv_are_complete(tmp_path: Path) -> None:
