@@ -104,7 +104,7 @@ def test_a_run_without_rounds_yet(tmp_path: Path, run: Path) -> None:
 def test_two_runs_do_not_share_a_folder(tmp_path: Path, run: Path) -> None:
     with TensorBoard(tmp_path / "tb", run):
         pass
-    with pytest.raises(LaunchError, match="holds the scalars of .*run"):
+    with pytest.raises(LaunchError, match=r"holds the scalars of .*run"):
         TensorBoard(tmp_path / "tb", tmp_path)
     (tmp_path / "tb" / "run.txt").unlink()
     with pytest.raises(LaunchError, match="something else"):
