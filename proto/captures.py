@@ -29,6 +29,8 @@ SUFFIX = ".frames"
 LENGTH_BYTES = 4
 MOST_ALIKE = 100
 """Files of one round, client, direction and kind; a peer that repeats itself does not fill the disk."""
+MOST_FILES = 50_000
+"""Files of one capture: whoever joins under ever new names fills no disk either."""
 MAX_FILE_BYTES = 8 << 30
 _NAME = re.compile(r"r(\d{4,10})-c(\d{5,10})-(up|down)-([a-z_]+?)(?:-(\d+))?\.frames")
 
@@ -59,7 +61,7 @@ class Capture:
         self._folder, self._schema = folder, _entry(schema.to_proto().SerializeToString())
         self._first, self._end = first, first + rounds
         self._names: Counter[str] = Counter()
-        self._over = False
+        self._over, self._written = False, 0
 
     def __call__(self, row: Row, message: Any, frames: Sequence[bytes]) -> None:
         # Only what this side sends is trusted to say that the rounds are over.
@@ -80,6 +82,10 @@ class Capture:
                     handle.write(_entry(frame))
         except OSError as error:
             log.warning("no more messages are captured: %s", error)
+            self._over = True
+        self._written += 1
+        if self._written >= MOST_FILES:
+            log.warning("no more messages are captured: %d files are enough", MOST_FILES)
             self._over = True
 
     def _name(self, stem: str) -> str:

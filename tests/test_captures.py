@@ -95,6 +95,15 @@ def test_messages_of_one_name_are_numbered_and_bounded(tmp_path: Path) -> None:
     assert len(names(tmp_path)) == 101
 
 
+def test_there_are_never_too_many_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stranger that joins under ever new names."""
+    monkeypatch.setattr("fedreuse.proto.captures.MOST_FILES", 5)
+    capture = Capture(tmp_path, SCHEMA, 0, 1)
+    for client in range(20):
+        capture(row(-1, "up", "join"), pb.Join(client=client), [b"x"])
+    assert len(names(tmp_path)) == 5
+
+
 def test_a_full_disk_ends_the_capture_only(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     capture = Capture(tmp_path / "gone", SCHEMA, 0, 1)
     (tmp_path / "gone").rmdir()
