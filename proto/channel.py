@@ -7,7 +7,7 @@ what is still waiting is lost, unless the peer says otherwise when it comes back
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from fedreuse.proto import federation_pb2 as pb
@@ -29,12 +29,15 @@ class Ledger(Protocol):
 
 
 Charge = Callable[[str, int], int]
+Tap = Callable[[Row, Any, Sequence[bytes]], None]
+"""Sees every whole message: its row, the message (of a body the header), and its frames."""
 
 
 class Channel:
     """The `side` end of client `client`'s session.
 
-    `modelled(kind, round)` is what the papers' byte model charges for a message of that kind.
+    `modelled(kind, round)` is what the papers' byte model charges for a message of that kind. `tap`, if given, is
+    shown every whole message as it is sent or received (`captures` writes them to files).
     """
 
     def __init__(
@@ -45,6 +48,7 @@ class Channel:
         modelled: Charge,
         schema: Schema | None = None,
         admit: Admit = lambda _kind, _header: None,
+        tap: Tap | None = None,
     ) -> None:
         peer: Side = "server" if side == "client" else "client"
         self.client = client
@@ -52,6 +56,9 @@ class Channel:
         self._ways: tuple[Direction, Direction] = ("up", "down") if side == "client" else ("down", "up")
         self._ledger, self._modelled = ledger, modelled
         self._receiver = Receiver(peer, schema, admit)
+        self._tap = tap
+        self._frames: list[bytes] = []
+        """Of a message that is coming in, if somebody wants to see it."""
         self._waiting: deque[Row] = deque()
         self._confirmed = 0
         self.session = 0
@@ -103,6 +110,8 @@ class Channel:
         row.session, row.position = self.session, self.sent
         self._ledger.count(row)
         self._waiting.append(row)
+        if self._tap is not None:
+            self._tap(row, message, out.frames)
         return out
 
     def feed(self, frame: bytes) -> tuple[Incoming, Row] | None:
@@ -111,10 +120,15 @@ class Channel:
         The caller sets the row's status if the message is refused, then writes it. Raises ProtocolError if
         the stream is broken.
         """
+        if self._tap is not None:
+            self._frames.append(frame)
         incoming = self._receiver.feed(frame)
         if incoming is None:
             return None
         row = self._row(self._ways[1], incoming.kind, incoming.message, incoming.sizes)
+        if self._tap is not None:
+            self._tap(row, incoming.message, self._frames)
+            self._frames = []
         self._ledger.count(row)
         if incoming.received is not None:
             self.confirm(incoming.received)

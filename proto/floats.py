@@ -137,7 +137,8 @@ def _write_symbols(out: Writer, symbols: Bytes, places: Places | None) -> None:
         start += count
 
 
-def _read_symbols(source: Reader, count: int, places: Places | None) -> Bytes:
+def read_symbols(source: Reader, count: int, places: Places | None) -> Bytes:
+    """The `count` symbols that come next."""
     if places is None:
         return source.stream(count)
     rows = len(places.ends) - 1
@@ -209,7 +210,7 @@ def _float(bits: Integers, base: Array | None, places: Places | None) -> tuple[i
 
 def _read_float(source: Reader, count: int, base: Array | None, places: Places | None) -> Array:
     lowest = source.byte()
-    symbols = _read_symbols(source, count, places)
+    symbols = read_symbols(source, count, places)
     if lowest + (int(symbols.max(initial=0)) >> 1) > 255:
         raise source.fail("an exponent above 255")
     exponent = (symbols >> ONE) + np.uint8(lowest)
@@ -267,7 +268,7 @@ def read_steps(source: Reader, old: Array, places: Places | None) -> tuple[Array
     width = 8 * dtype.itemsize
     if coding != STEPS or width > 32:
         raise source.fail(f"value coding {coding} for {old.size} changes of {dtype}")
-    symbols = _read_symbols(source, old.size, places)
+    symbols = read_symbols(source, old.size, places)
     lengths = symbols >> ONE
     if lengths.max(initial=0) > width:
         raise source.fail(f"a step of {lengths.max()} bits")

@@ -17,6 +17,7 @@ from google.protobuf.message import DecodeError
 
 from fedreuse.proto import PROTOCOL_VERSION, transport
 from fedreuse.proto import federation_pb2 as pb
+from fedreuse.proto.channel import Tap
 from fedreuse.proto.faults import Fault
 from fedreuse.proto.ledger import LAYERS
 from fedreuse.server.federation import Federation
@@ -42,9 +43,10 @@ class Service:
         settings: ServerSettings,
         faults: Iterable[Fault] = (),
         committed: Callable[[dict[str, Any]], None] = lambda _row: None,
+        tap: Tap | None = None,
     ) -> None:
         self._federation, self._settings, self._committed = federation, settings, committed
-        self._sessions = Sessions(federation, plan, settings, faults)
+        self._sessions = Sessions(federation, plan, settings, faults, tap)
         self._commit_thread = ThreadPoolExecutor(1, thread_name_prefix="commit")
 
     # ------------------------------------------------------------ life

@@ -16,7 +16,7 @@ import grpc
 
 from fedreuse.proto import PROTOCOL_VERSION, transport
 from fedreuse.proto import federation_pb2 as pb
-from fedreuse.proto.channel import NO_ROUND, Channel
+from fedreuse.proto.channel import NO_ROUND, Channel, Tap
 from fedreuse.proto.errors import HARMLESS, SESSION_CODES_FROM, ProtocolError, code_name
 from fedreuse.proto.faults import Fault, FaultPlan
 from fedreuse.proto.frames import Incoming
@@ -45,9 +45,10 @@ class Sessions:
         plan: pb.ClientPlan,
         settings: ServerSettings,
         faults: Iterable[Fault] = (),
+        tap: Tap | None = None,
     ) -> None:
         self._federation, self._plan, self._settings = federation, plan, settings
-        self.faults = FaultPlan(faults)
+        self.faults, self._tap = FaultPlan(faults), tap
         self.brain = asyncio.Lock()
         self.peers: dict[int, Peer] = {}
         self.grace: dict[int, asyncio.TimerHandle] = {}
@@ -147,7 +148,7 @@ class Sessions:
 
     async def session(self, frames: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> None:
         """The handler of one stream: join, then read, write and beat until it ends."""
-        channel = Channel("server", -1, self._federation.books, lambda _kind, _round: 0)
+        channel = Channel("server", -1, self._federation.books, lambda _kind, _round: 0, tap=self._tap)
         peer: Peer | None = None
         try:
             peer = await self._join(channel, frames, context.peer())

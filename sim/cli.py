@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.markup import escape
+
+from fedreuse.sim import looking
+from fedreuse.sim.console import (
+    Capture,
+    CaptureRounds,
+    ConfigFile,
+    Data,
+    Device,
+    Json,
+    Overrides,
+    TensorBoard,
+    TlsCa,
+    Verbose,
+    complain,
+    err,
+    errors,
+    out,
+)
+from fedreuse.sim.running import capture_to, check_tensorboard, run_here, run_processes
 
 if TYPE_CHECKING:
     from fedreuse.sim.config import RunConfig
@@ -26,68 +39,6 @@ app = typer.Typer(
     help="Federated learning over gRPC in which every byte is counted.\n\n"
     "First success: [bold]fedreuse launch rounds=10[/bold], then [bold]fedreuse compare runs/*[/bold].",
 )
-out = Console()
-err = Console(stderr=True)
-
-Overrides = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="[KEY=VALUE]...",
-        help="Overrides, e.g. method=topk-fedavg task=mnist clients.total=20 train.learning_rate=0.1",
-        show_default=False,
-    ),
-]
-ConfigFile = Annotated[
-    Path | None, typer.Option("--config", "-c", help="YAML file; `fedreuse init` writes a commented one.")
-]
-Data = Annotated[Path | None, typer.Option("--data", help="Folder with data sets (the key `data`).")]
-Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:INDEX.")]
-TlsCa = Annotated[
-    Path | None, typer.Option("--tls-ca", help="Speak TLS and trust this authority (PEM file).")
-]
-Json = Annotated[bool, typer.Option("--json", help="Machine-readable result on standard output.")]
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show what the processes log.")]
-
-
-@contextmanager
-def errors() -> Iterator[None]:
-    """Known faults end the command with a sentence and status 1; Ctrl-C with status 130."""
-    from fedreuse.client.errors import AgentError, TaskError
-    from fedreuse.proto.errors import ProtocolError
-    from fedreuse.proto.pem import TlsError
-    from fedreuse.server.store import RunError
-    from fedreuse.sim.config import ConfigError
-    from fedreuse.sim.folder import LaunchError
-
-    known = (
-        AgentError,
-        ConfigError,
-        LaunchError,
-        OSError,
-        ProtocolError,
-        RunError,
-        TaskError,
-        TlsError,
-    )
-    try:
-        yield
-    except KeyboardInterrupt:
-        err.print("interrupted; continue with `fedreuse resume RUN`")
-        raise typer.Exit(130) from None
-    except BaseExceptionGroup as group:
-        first: BaseException = group
-        while isinstance(first, BaseExceptionGroup):
-            first = first.exceptions[0]
-        if not isinstance(first, known):
-            raise
-        _complain(first)
-    except known as error:
-        _complain(error)
-
-
-def _complain(error: BaseException) -> None:
-    err.print(f"[bold red]error:[/bold red] {escape(str(error))}", highlight=False, soft_wrap=True)
-    raise typer.Exit(1)
 
 
 def _configuration(file: Path | None, overrides: list[str] | None, data: Path | None) -> RunConfig:
@@ -114,6 +65,9 @@ def sim(
     wire: Annotated[
         bool, typer.Option("--wire", help="Serialize every message for real, in process.")
     ] = False,
+    capture: Capture = None,
+    capture_rounds: CaptureRounds = 2,
+    tensorboard: TensorBoard = None,
     as_json: Json = False,
     verbose: Verbose = False,
 ) -> None:
@@ -122,10 +76,21 @@ def sim(
     with errors():
         from fedreuse.sim.run import create_run, make_task
 
+        if capture is not None and not wire:
+            complain(ValueError("--capture needs --wire: without it there are no messages"))
+        check_tensorboard(tensorboard)
         resolved = _configuration(config, overrides, data)
         task = make_task(resolved)
         folder = create_run(resolved, task, body="sim --wire" if wire else "sim")
-        _simulate(folder, resolved, wire=wire, device=device, as_json=as_json)
+        run_here(
+            folder,
+            resolved,
+            wire=wire,
+            device=device,
+            as_json=as_json,
+            tensorboard=tensorboard,
+            capture=capture_to(capture, capture_rounds),
+        )
 
 
 @app.command()
@@ -134,6 +99,9 @@ def launch(
     config: ConfigFile = None,
     data: Data = None,
     device: Device = "cpu",
+    capture: Capture = None,
+    capture_rounds: CaptureRounds = 2,
+    tensorboard: TensorBoard = None,
     as_json: Json = False,
     verbose: Verbose = False,
 ) -> None:
@@ -142,15 +110,24 @@ def launch(
     with errors():
         from fedreuse.sim.run import create_run, make_task
 
+        check_tensorboard(tensorboard)
         resolved = _configuration(config, overrides, data)
         folder = create_run(resolved, make_task(resolved), body="launch")
-        _launch(folder, resolved, device=device, as_json=as_json)
+        run_processes(
+            folder,
+            resolved,
+            device=device,
+            as_json=as_json,
+            tensorboard=tensorboard,
+            capture=capture_to(capture, capture_rounds),
+        )
 
 
 @app.command()
 def resume(
     run: Annotated[Path, typer.Argument(help="Folder of a run that was interrupted.")],
     device: Device = "cpu",
+    tensorboard: TensorBoard = None,
     as_json: Json = False,
     verbose: Verbose = False,
 ) -> None:
@@ -161,12 +138,14 @@ def resume(
 
         resolved = read_config(run)
         body = read_body(run)
+        check_tensorboard(tensorboard)
         if body == "launch":
-            _launch(run, resolved, device=device, as_json=as_json)
+            run_processes(run, resolved, device=device, as_json=as_json, tensorboard=tensorboard)
         elif body.startswith("sim"):
-            _simulate(run, resolved, wire="--wire" in body, device=device, as_json=as_json)
+            wire = "--wire" in body
+            run_here(run, resolved, wire=wire, device=device, as_json=as_json, tensorboard=tensorboard)
         else:
-            _complain(
+            complain(
                 ValueError(f"{run} belongs to a server; start it again with `fedreuse server --run {run}`")
             )
 
@@ -186,6 +165,8 @@ def server(
         typer.Option("--evaluate/--no-evaluate", help="Compute metrics with the task beside the server."),
     ] = True,
     data: Data = None,
+    capture: Capture = None,
+    capture_rounds: CaptureRounds = 2,
     verbose: Verbose = True,
     exit_with_parent: Annotated[bool, typer.Option("--exit-with-parent", hidden=True)] = False,
 ) -> None:
@@ -213,7 +194,14 @@ def server(
             task = make_task(resolved) if evaluate or model is None else None
             folder = create_run(resolved, task, model, body="server")
             task = task if evaluate else None
-        summary = serve(folder, resolved, task, listening=_listening(folder), committed=_committed)
+        summary = serve(
+            folder,
+            resolved,
+            task,
+            listening=_listening(folder),
+            committed=_committed,
+            capture=capture_to(capture, capture_rounds),
+        )
         if summary is None:
             err.print(f"stopped; go on with `fedreuse server --run {folder}`")
             raise typer.Exit(130)
@@ -292,7 +280,7 @@ def init(
         from fedreuse.sim.template import template
 
         if file.exists():
-            _complain(ValueError(f"{file} exists; remove it or choose another name"))
+            complain(ValueError(f"{file} exists; remove it or choose another name"))
         file.write_text(template(method))
         out.print(f"wrote {file}; run it with `fedreuse sim -c {file}` or `fedreuse launch -c {file}`")
 
@@ -316,96 +304,11 @@ def init_model(
 
 # ---------------------------------------------------------------- looking
 
-
-@app.command()
-def status(
-    address: Annotated[str, typer.Argument(help="HOST:PORT of a server.")], tls_ca: TlsCa = None
-) -> None:
-    """Ask a running server how far it is."""
-    with errors():
-        import grpc
-        from google.protobuf.json_format import MessageToDict
-
-        from fedreuse.client.tls import ClientTls, hint, open_channel
-        from fedreuse.proto import federation_pb2 as pb
-        from fedreuse.proto import transport
-
-        tls = None if tls_ca is None else ClientTls(ca=tls_ca)
-        with open_channel(address, tls) as channel:
-            try:
-                reply = channel.unary_unary(transport.STATUS)(b"", timeout=5)
-            except grpc.RpcError as error:
-                advice = hint(error.details(), tls is not None)
-                _complain(OSError(f"no fedreuse server answers at {address}: {error.details()}; {advice}"))
-        out.print_json(json.dumps(MessageToDict(pb.StatusReply.FromString(reply))))
-
-
-@app.command()
-def compare(
-    runs: Annotated[list[Path], typer.Argument(help="Run folders.")],
-    as_json: Json = False,
-    as_csv: Annotated[bool, typer.Option("--csv", help="Long table on standard output.")] = False,
-) -> None:
-    """Modelled against serialized bytes, savings, reuse and accuracy of one or more runs, side by side."""
-    with errors():
-        from fedreuse.sim import compare as comparing
-        from fedreuse.sim.tables import render
-
-        comparison = comparing.compare(runs)
-        if as_json:
-            sys.stdout.write(json.dumps(comparing.to_json(comparison), indent=2) + "\n")
-        elif as_csv:
-            comparing.to_csv(comparison, sys.stdout)
-        else:
-            render(comparison, out)
-
-
-@app.command()
-def methods() -> None:
-    """List the methods and the parts they are made of."""
-    from rich.table import Table
-
-    from fedreuse.sim.recipes import RECIPES, SUMMARIES
-
-    table = Table("method", "what it is", "parts that differ from plain dense averaging")
-    for name, parts in RECIPES.items():
-        shown = ", ".join(
-            f"{part}.{key}={value}" for part, values in parts.items() for key, value in values.items()
-        )
-        table.add_row(name, SUMMARIES[name], shown or "none")
-    out.print(table)
+for command in (looking.status, looking.compare, looking.inspect, looking.methods):
+    app.command()(command)
 
 
 # ---------------------------------------------------------------- shared pieces
-
-
-def _simulate(folder: Path, config: RunConfig, *, wire: bool, device: str, as_json: bool) -> None:
-    from fedreuse.sim.progress import RunProgress
-    from fedreuse.sim.simulate import simulate
-
-    with RunProgress(err, f"{config.method} {config.task.name}", config.rounds) as progress:
-        summary = simulate(folder, config, wire=wire, device=device, committed=progress.row)
-    _report(folder, summary, as_json)
-
-
-def _launch(folder: Path, config: RunConfig, *, device: str, as_json: bool) -> None:
-    from fedreuse.sim.launch import launch as run_processes
-    from fedreuse.sim.progress import RunProgress
-
-    with RunProgress(err, f"{config.method} {config.task.name}", config.rounds) as progress:
-        summary = run_processes(folder, config, device=device, progress=progress.status)
-    _report(folder, summary, as_json)
-
-
-def _report(folder: Path, summary: dict[str, Any], as_json: bool) -> None:
-    if as_json:
-        sys.stdout.write(json.dumps(summary, indent=2) + "\n")
-        return
-    from fedreuse.sim.compare import compare as read
-    from fedreuse.sim.tables import render
-
-    render(read([folder]), out, brief=True)
-    out.print(f"more: `fedreuse compare {folder}`", highlight=False, soft_wrap=True)
 
 
 def _listening(folder: Path) -> Any:
@@ -430,10 +333,10 @@ def _indices(text: str, total: int) -> list[int]:
             span = range(int(first), int(last) + 1) if dash else [int(first)]
             found += span[: total + 1]
         except ValueError:
-            _complain(ValueError(f"--clients {text!r}: write 3, 0-4 or 1,5,7"))
+            complain(ValueError(f"--clients {text!r}: write 3, 0-4 or 1,5,7"))
     bad = [i for i in found if not 0 <= i < total]
     if bad or not found or len(set(found)) != len(found):
-        _complain(ValueError(f"--clients {text!r}: distinct indices from 0 to {total - 1} are needed"))
+        complain(ValueError(f"--clients {text!r}: distinct indices from 0 to {total - 1} are needed"))
     return found
 
 

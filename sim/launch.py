@@ -19,6 +19,7 @@ import grpc
 from fedreuse.client.tls import ClientTls, open_channel
 from fedreuse.proto import federation_pb2 as pb
 from fedreuse.proto import transport
+from fedreuse.proto.captures import CaptureTo
 from fedreuse.sim.config import RunConfig
 from fedreuse.sim.folder import ADDRESS, SUMMARY, LaunchError
 
@@ -46,11 +47,17 @@ def split_clients(total: int, processes: int) -> list[range]:
 
 
 def launch(
-    folder: Path, config: RunConfig, *, device: str = "cpu", progress: Callable[[pb.StatusReply], None]
+    folder: Path,
+    config: RunConfig,
+    *,
+    device: str = "cpu",
+    progress: Callable[[pb.StatusReply], None],
+    capture: CaptureTo | None = None,
 ) -> dict[str, Any]:
     """Run a run folder to its end over gRPC; its summary. Stops everything if anything dies or on Ctrl-C.
 
-    `progress` is called about twice a second with the server's status. Raises LaunchError.
+    `progress` is called about twice a second with the server's status; the server writes what `capture` asks for.
+    Raises LaunchError.
     """
     if config.server.tls is not None and config.server.tls.client_ca is not None:
         raise LaunchError(
@@ -58,7 +65,10 @@ def launch(
         )
     (folder / ADDRESS).unlink(missing_ok=True)
     with _children() as start:
-        server = start("server", folder, ["server", "--run", str(folder), "--exit-with-parent"])
+        arguments = ["server", "--run", str(folder), "--exit-with-parent"]
+        if capture is not None:
+            arguments += ["--capture", str(capture.folder), "--capture-rounds", str(capture.rounds)]
+        server = start("server", folder, arguments)
         address = _wait_for_address(folder, server)
         if address is None:  # the run was over already
             return dict(json.loads((folder / SUMMARY).read_text()))

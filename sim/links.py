@@ -12,7 +12,7 @@ from fedreuse.client.session import Action, ClientSession, Closed
 from fedreuse.client.settings import ClientPlan
 from fedreuse.client.shelf import Shelf
 from fedreuse.proto import federation_pb2 as pb
-from fedreuse.proto.channel import Channel
+from fedreuse.proto.channel import Channel, Tap
 from fedreuse.proto.codec import Payload, dense_payload
 from fedreuse.proto.errors import ProtocolError
 from fedreuse.proto.frames import Incoming, Outgoing
@@ -147,10 +147,13 @@ class _Forget:
 
 
 class WireLink:
-    """Every message is serialized, cut into frames, put together again and checked, as over gRPC."""
+    """Every message is serialized, cut into frames, put together again and checked, as over gRPC.
 
-    def __init__(self, federation: Federation, plan: ClientPlan) -> None:
-        self._federation, self._plan = federation, plan
+    `tap`, if given, sees every message as the server does.
+    """
+
+    def __init__(self, federation: Federation, plan: ClientPlan, tap: Tap | None = None) -> None:
+        self._federation, self._plan, self._tap = federation, plan, tap
         self._ends: dict[int, tuple[Channel, ClientSession]] = {}
         self._holdings = Holdings(federation)
         self._broadcasts: dict[int | None, Broadcast] = {}
@@ -166,6 +169,7 @@ class WireLink:
             lambda kind, number: federation.books.modelled_bytes(kind, client, number),
             federation.schema,
             lambda _kind, header: federation.admit(client, header),
+            self._tap,
         )
         session = ClientSession(client, _Forget(), self._shelf)
         session.model = self._model_of(client)

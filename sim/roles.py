@@ -24,6 +24,7 @@ from fedreuse.client.task import Task
 from fedreuse.client.tls import ClientTls
 from fedreuse.client.workbench import resolve_device
 from fedreuse.proto.allocator import keep_large_blocks
+from fedreuse.proto.captures import CaptureTo
 from fedreuse.proto.meter import Meter
 from fedreuse.server.federation import Federation
 from fedreuse.server.service import Service
@@ -43,6 +44,7 @@ def serve(
     *,
     listening: Callable[[str], None] = lambda _address: None,
     committed: Callable[[dict[str, Any]], None] = lambda _row: None,
+    capture: CaptureTo | None = None,
 ) -> dict[str, Any] | None:
     """Run the server of a run folder; its summary, or None if it was stopped before the end.
 
@@ -56,7 +58,7 @@ def serve(
     federation = open_federation(folder, config, evaluator)
     try:
         if not federation.finished and not asyncio.run(
-            _serve(folder, config, federation, listening, committed)
+            _serve(folder, config, federation, listening, committed, capture)
         ):
             return None
         return finish(folder, config, federation, evaluator)
@@ -71,8 +73,10 @@ async def _serve(
     federation: Federation,
     listening: Callable[[str], None],
     committed: Callable[[dict[str, Any]], None],
+    capture: CaptureTo | None,
 ) -> bool:
-    service = Service(federation, config.plan().to_proto(), config.server, config.faults, committed)
+    tap = None if capture is None else capture.tap(federation.schema, federation.next_round)
+    service = Service(federation, config.plan().to_proto(), config.server, config.faults, committed, tap)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, service.stop)

@@ -11,6 +11,7 @@ from typing import Any
 from fedreuse.client.held import HeldStore
 from fedreuse.client.host import be_deterministic
 from fedreuse.client.task import Task
+from fedreuse.proto.captures import CaptureTo
 from fedreuse.server.federation import Federation
 from fedreuse.server.weights import save_model
 from fedreuse.sim.config import RunConfig
@@ -32,8 +33,9 @@ def simulate(
     device: str = "cpu",
     task: Task | None = None,
     committed: Callable[[dict[str, Any]], None] = lambda _row: None,
+    capture: CaptureTo | None = None,
 ) -> dict[str, Any]:
-    """Run (or go on with) a run folder to its end; its summary."""
+    """Run (or go on with) a run folder to its end; its summary. Only with `wire` there is something to capture."""
     be_deterministic()
     task = task or make_task(config)
     evaluator = TaskEvaluator(task)
@@ -46,7 +48,8 @@ def simulate(
         pool = InlinePool(Worker(folder, config, device, task, held, lambda: (state.committed, state.flat)))
     else:
         pool = ProcessPool(folder, device, workers)
-    link = WireLink(federation, config.plan()) if wire else DirectLink(federation)
+    tap = None if capture is None else capture.tap(federation.schema, federation.next_round)
+    link = WireLink(federation, config.plan(), tap) if wire else DirectLink(federation)
     try:
         Engine(federation, pool, held, link, config.faults, join_all=wire).run(committed)
         return finish(folder, config, federation, evaluator)

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import groupby, zip_longest
+from collections.abc import Iterator, Sequence
+from itertools import zip_longest
 
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
-from fedreuse.proto.ledger import MESSAGE_LAYERS, Direction, MessageLayer
+from fedreuse.proto.ledger import Direction, Layer
 from fedreuse.server.federation import CAUSES
-from fedreuse.sim.compare import WAYS, Comparison, Entry, Layers, Run, total
+from fedreuse.sim.compare import Comparison, Run
+from fedreuse.sim.details import details
+from fedreuse.sim.page import Lines, Page
+from fedreuse.sim.remarks import both_ways
 from fedreuse.sim.reuse import BINS, Scores
-
-Lines = list[tuple[str, list[str]]]
-"""Lines of a table: a label and its cells; no cells make a heading."""
+from fedreuse.sim.sums import WAYS
 
 EXPLANATIONS = {
     "modelled": "the numbers alone, as papers count them: per tensor the smallest of dense, value + index and "
@@ -24,7 +22,10 @@ EXPLANATIONS = {
     "payload": "the encoded tensors that were really produced",
     "message": "the serialized protobuf messages",
     "grpc": "the messages with gRPC's 5-byte prefix on every frame",
-    "ratio": "bytes of a layer / modelled bytes",
+    "http2, tls": "what crossed the sockets, in plaintext or encrypted; a connection has one of the two",
+    "tcp payload": "that, and what of it was sent again (tcp retransmitted)",
+    "ip": "whole packets, headers and acknowledgements without payload (pure acks) included",
+    "ratio": "bytes of a layer / modelled bytes; to dense: / modelled dense bytes, m B0 a direction",
     "—": "not observed in this run; that is not zero",
     "(n)": "events that the byte model charges for although no message carried them",
     "*": "downlink by the symmetric convention: one dense model per selected client and round",
@@ -34,10 +35,13 @@ EXPLANATIONS = {
     "units": "1 kB = 1000 B; lost and refused messages are included; exact figures: --json, --csv",
 }
 
+BELOW: tuple[Layer, ...] = ("http2", "tls", "tcp_payload", "ip")
+"""Layers of connections that stand beside those of messages, where a run has them."""
+
 
 def render(comparison: Comparison, console: Console, *, brief: bool = False) -> None:
     """Print everything as tables that fit the console's width; `brief` leaves out kinds and explanations."""
-    page, runs = _Page(console), comparison.runs
+    page, runs = Page(console), comparison.runs
     marks = [f"{n}" for n in range(1, len(runs) + 1)] if len(runs) > 1 else ["Run:"]
     page.list((mark, _title(run, page)) for mark, run in zip(marks, runs, strict=True))
     page.list(("Warning:", text) for text in comparison.warnings)
@@ -48,13 +52,30 @@ def render(comparison: Comparison, console: Console, *, brief: bool = False) -> 
     page.table(heads, _side_by_side(runs, page))
     if brief:
         return
+    page.list(_absences(comparison, marks))
     for mark, run in zip(marks, runs, strict=True):
-        page.heading(f"{mark} {run.name}, by kind of message")
-        page.table(["count", *MESSAGE_LAYERS, "payload\nratio", "grpc\nratio"], list(_kinds(run, page)))
+        details(run, mark, page)
     page.list((page.absent if mark == "—" else mark, text) for mark, text in EXPLANATIONS.items())
 
 
-def _title(run: Run, page: _Page) -> str:
+def _absences(comparison: Comparison, marks: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Why layers are absent, each reason once, and how those below gRPC were obtained."""
+    runs: dict[tuple[str, str], list[str]] = {}
+    said: set[str] = set()
+    for mark, run in zip(marks, comparison.runs, strict=True):
+        for absence in run.absences:
+            runs.setdefault((both_ways(absence.layers), absence.reason), []).append(mark)
+            said.add(absence.reason)
+    for (what, reason), where in runs.items():
+        which = f" in {', '.join(where)}" if len(comparison.runs) > 1 else ""
+        yield "Absent:", f"{what}{which}: {reason}"
+    how = dict.fromkeys(
+        text for run in comparison.runs for there in run.connections.values() for text in there.how
+    )
+    yield from (("Obtained:", text) for text in how if text and text not in said)
+
+
+def _title(run: Run, page: Page) -> str:
     config, clients = run.config, run.config.clients
     rounds = f"{run.rounds} rounds" if run.finished else f"round {run.rounds} of {config.rounds} (unfinished)"
     if run.finished and run.rounds < config.rounds:
@@ -65,16 +86,21 @@ def _title(run: Run, page: _Page) -> str:
     )
 
 
-def _side_by_side(runs: Sequence[Run], page: _Page) -> Lines:
+def _side_by_side(runs: Sequence[Run], page: Page) -> Lines:
     bins = sorted({n for run in runs if run.scores for n, count in enumerate(run.scores.counts) if count})
-    columns = [list(_figures(run, page, bins)) for run in runs]
+    below = [
+        layer for layer in BELOW if any(run.measured(way)[layer] is not None for run in runs for way in WAYS)
+    ]
+    columns = [list(_figures(run, page, bins, below)) for run in runs]
     return [
         (row[0][0], [] if row[0][1] is None else [cell or "" for _, cell in row])
         for row in zip(*columns, strict=True)
     ]
 
 
-def _figures(run: Run, page: _Page, bins: Sequence[int]) -> Iterator[tuple[str, str | None]]:
+def _figures(
+    run: Run, page: Page, bins: Sequence[int], below: Sequence[Layer]
+) -> Iterator[tuple[str, str | None]]:
     """A run's column, with the same labels for every run; a heading has no cell."""
     gated, top, clients = run.config.gate.kind != "none", run.ceiling, run.clients
     yield "Accuracy (%)", None
@@ -87,8 +113,11 @@ def _figures(run: Run, page: _Page, bins: Sequence[int]) -> Iterator[tuple[str, 
         yield f"{title} (bytes)", None
         for layer, count in sums.items():
             yield f"  {layer}{star if layer == 'modelled' else ''}", page.size(count)
-        yield "  payload ratio", page.ratio(sums, "payload")
-        yield "  grpc ratio", page.ratio(sums, "grpc")
+        whole = run.measured(*directions)
+        for lower in below:
+            yield f"  {lower.replace('_', ' ')}", page.size(whole[lower])
+        yield "  payload ratio", page.ratio(sums["payload"], sums["modelled"])
+        yield "  grpc ratio", page.ratio(sums["grpc"], sums["modelled"])
     yield "Uplink saving (%)", None
     for layer, saving in run.uplink_saving().items():
         yield f"  {layer}", page.percent(saving)
@@ -125,111 +154,3 @@ def _score_figures(scores: Scores | None, bins: Sequence[int]) -> Iterator[tuple
             f"  in [{2 * n / BINS:.1f}, {2 * (n + 1) / BINS:.1f}{end}",
             f"{scores.counts[n]}" if scores else "",
         )
-
-
-def _kinds(run: Run, page: _Page) -> Iterator[tuple[str, list[str]]]:
-    """The byte table of a run."""
-
-    def cells(entries: Sequence[Entry]) -> list[str]:
-        messages, events = sum(e.messages for e in entries), sum(e.events for e in entries)
-        sums = total(entries)
-        count = f"({events})" if events and not messages else f"{messages}"
-        return [count, *map(page.size, sums.values()), page.ratio(sums, "payload"), page.ratio(sums, "grpc")]
-
-    for way in WAYS:
-        there = [entry for entry in run.entries if entry.direction == way]
-        yield f"{way.title()}link", []
-        for kind, group in groupby(there, key=lambda entry: entry.kind):
-            entries = list(group)
-            yield f"  {kind}", cells(entries)
-            for entry in entries:
-                if entry.status != "ok" and entry.status != kind:
-                    yield f"    {'not sent' if entry.status == 'fault' else entry.status}", cells([entry])
-        yield "  total", cells(there)
-    yield "Both", cells(run.entries)
-
-
-@dataclass(frozen=True)
-class _Page:
-    """Formats figures and lays tables out for one console."""
-
-    console: Console
-
-    @property
-    def absent(self) -> str:
-        return "-" if self.console.options.ascii_only else "—"
-
-    @property
-    def gap(self) -> int:
-        return 2 if self.console.width >= 80 else 1
-
-    def size(self, count: int | None) -> str:
-        """Four digits in decimal units; exact below 1 kB."""
-        if count is None or count < 1000:
-            return self.absent if count is None else f"{count} B"
-        value, units = count / 1000, ["kB", "MB", "GB", "TB", "PB"]
-        while value >= 999.95 and len(units) > 1:
-            value, units = value / 1000, units[1:]
-        digits = 3 if value < 9.9995 else 2 if value < 99.995 else 1
-        return f"{value:.{digits}f} {units[0]}"
-
-    def percent(self, fraction: float | None) -> str:
-        return self.absent if fraction is None else f"{100 * fraction:.2f}"
-
-    def ratio(self, sums: Layers, layer: MessageLayer) -> str:
-        """A layer in terms of the modelled one; empty where the model charges nothing."""
-        count, charge = sums[layer], sums["modelled"]
-        if count is None or charge is None:
-            return self.absent
-        return f"{count / charge:.4f}" if charge else ""
-
-    def heading(self, text: str) -> None:
-        self.console.print(Text(text, "bold"))
-
-    def list(self, items: Iterable[tuple[str, str]]) -> None:
-        """Sentences that hang on their marks."""
-        grid = Table.grid(padding=(0, 1, 0, 0))
-        for mark, text in items:
-            grid.add_row(Text(mark, "bold"), Text(text, overflow="fold"))
-        if grid.row_count:
-            self.console.print(grid)
-            self.console.print()
-
-    def table(self, heads: Sequence[str], lines: Lines) -> None:
-        """One table, or several below each other where the width asks for it; all have the labels."""
-        labels = max(len(label) for label, _ in lines)
-        widths = [
-            max(map(len, [*head.split("\n"), *(cells[n] for _, cells in lines if cells)]))
-            for n, head in enumerate(heads)
-        ]
-        start = 0
-        while start < len(heads):
-            end = start + 1
-            while end < len(heads) and self._width(labels, widths[start : end + 1]) <= self.console.width:
-                end += 1
-            self._block(heads[start:end], [(label, cells[start:end]) for label, cells in lines])
-            start = end
-
-    def _width(self, labels: int, columns: Sequence[int]) -> int:
-        return labels + sum(self.gap + width for width in columns)
-
-    def _block(self, heads: Sequence[str], lines: Lines) -> None:
-        table = Table(box=None, padding=(0, self.gap, 0, 0), pad_edge=False, header_style="bold")
-        table.add_column("", overflow="fold")
-        for head in heads:
-            table.add_column(Text(head), justify="right", overflow="fold")
-        heading = ""
-        for label, cells in lines:
-            if not cells:
-                heading = label
-            elif any(cells):
-                if heading or not label.startswith(" "):
-                    if table.row_count:
-                        table.add_row()
-                    if heading:
-                        table.add_row(Text(heading, "bold"))
-                    heading = ""
-                style = "" if label.startswith(" ") else "bold"
-                table.add_row(Text(label, style), *map(Text, cells))
-        self.console.print(table)
-        self.console.print()

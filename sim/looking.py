@@ -1,0 +1,101 @@
+"""Commands that only look: at a server, at runs, at captured messages, at the methods there are."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedreuse.sim.console import Json, TlsCa, complain, errors, out
+
+
+def status(
+    address: Annotated[str, typer.Argument(help="HOST:PORT of a server.")], tls_ca: TlsCa = None
+) -> None:
+    """Ask a running server how far it is."""
+    with errors():
+        import grpc
+        from google.protobuf.json_format import MessageToDict
+
+        from fedreuse.client.tls import ClientTls, hint, open_channel
+        from fedreuse.proto import federation_pb2 as pb
+        from fedreuse.proto import transport
+
+        tls = None if tls_ca is None else ClientTls(ca=tls_ca)
+        with open_channel(address, tls) as channel:
+            try:
+                reply = channel.unary_unary(transport.STATUS)(b"", timeout=5)
+            except grpc.RpcError as error:
+                advice = hint(error.details(), tls is not None) or "is it running there?"
+                complain(OSError(f"no fedreuse server answers at {address}: {error.details()}; {advice}"))
+        out.print_json(json.dumps(MessageToDict(pb.StatusReply.FromString(reply))))
+
+
+def compare(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders, e.g. runs/*; finished or not.")],
+    as_json: Json = False,
+    as_csv: Annotated[
+        bool, typer.Option("--csv", help="Long table on standard output: a line per run, kind and layer.")
+    ] = False,
+) -> None:
+    """Modelled against measured bytes, savings, reuse and accuracy of one or more runs, side by side.
+
+    Every layer that was observed stands beside the modelled one, both directions, with its ratio to modelled and to
+    dense bytes; up to grpc also by kind of message. A dash is a layer that was not observed, and the reason is given.
+    --json and --csv hold the exact figures.
+    """
+    with errors():
+        from fedreuse.sim import compare as comparing
+        from fedreuse.sim.tables import render
+
+        comparison = comparing.compare(runs)
+        if as_json:
+            sys.stdout.write(json.dumps(comparing.to_json(comparison), indent=2) + "\n")
+        elif as_csv:
+            comparing.to_csv(comparison, sys.stdout)
+        else:
+            render(comparison, out)
+
+
+def inspect(
+    file: Annotated[
+        Path,
+        typer.Argument(help="A captured message, e.g. captures/r0001-c00007-up-update.frames."),
+    ],
+    run: Annotated[
+        Path | None,
+        typer.Option("--run", help="Run folder in which to look for a model that the body is coded against."),
+    ] = None,
+    everything: Annotated[
+        bool, typer.Option("--hex", help="Show every byte, and all of long tables.")
+    ] = False,
+) -> None:
+    """Show what is inside a captured message: sender, fields, tensors, and what its bytes mean.
+
+    Captures are made by `fedreuse sim --wire --capture DIR` and `fedreuse launch --capture DIR`. A body that is coded
+    against an earlier model is read whole if that model was captured in the same folder or --run has it; otherwise
+    its structure is shown.
+    """
+    with errors():
+        from fedreuse.sim.inspect_view import show
+        from fedreuse.sim.inspection import inspect as take_apart
+
+        show(take_apart(file, run), out, everything=everything)
+
+
+def methods() -> None:
+    """List the methods and the parts they are made of."""
+    from rich.table import Table
+
+    from fedreuse.sim.recipes import RECIPES, SUMMARIES
+
+    table = Table("method", "what it is", "parts that differ from plain dense averaging")
+    for name, parts in RECIPES.items():
+        shown = ", ".join(
+            f"{part}.{key}={value}" for part, values in parts.items() for key, value in values.items()
+        )
+        table.add_row(name, SUMMARIES[name], shown or "none")
+    out.print(table)
