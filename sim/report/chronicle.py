@@ -101,7 +101,7 @@ def read_chronicle(folder: Path, run: Run) -> Chronicle:
     """Read a run that `compare` has read before. Raises RunError naming the file that is damaged."""
     with damage(folder / "rounds.csv", repair(folder)):
         rows = read_rounds(folder)[: run.rounds]
-        clauses = {name: tuple(int(row[name]) for row in rows) for name in CLAUSES}
+        clauses = {name: tuple(int(row.get(name) or 0) for row in rows) for name in CLAUSES}
         validation = tuple(_number(row["validation_accuracy"]) for row in rows)
         seconds = tuple(_number(row.get("seconds", "")) for row in rows)
     series, outside = _series(folder, run)
