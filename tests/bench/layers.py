@@ -43,6 +43,7 @@ HEADERS = 52
 TIMESTAMPS = 12
 CLIENTS = 50
 LIMIT_SECONDS, EXIT_SECONDS = 3600.0, 20.0
+SAMPLE_SECONDS = 0.5
 REFEREE = "referee.json"
 """Written into a run's folder when everything about it is known."""
 
@@ -81,19 +82,21 @@ def run(setup: Setup, options: argparse.Namespace) -> None:
         shutil.rmtree(folder)
     began = time.monotonic()
     with setup.network() as network:
-        _federate(setup, options, network, folder)
+        quiet = _federate(setup, options, network, folder)
         time.sleep(0.5)  # the last acknowledgements
         facts = {
             "seconds": time.monotonic() - began,
             "congestion_control": network.congestion_control(),
             "seen": to_json(network.seen()),
+            "quiet": quiet,
             **surroundings(),
         }
     (folder / REFEREE).write_text(json.dumps(facts, indent=1) + "\n")
     console.print(f"[dim]{setup.name}: {facts['seconds']:.0f} s[/dim]")
 
 
-def _federate(setup: Setup, options: argparse.Namespace, network: Network, folder: Path) -> None:
+def _federate(setup: Setup, options: argparse.Namespace, network: Network, folder: Path) -> Any:
+    """The counters in the last quiet moment with all clients connected, None if there was none."""
     logs = options.output / "logs" / setup.name
     logs.mkdir(parents=True, exist_ok=True)
     keys = [
@@ -125,10 +128,16 @@ def _federate(setup: Setup, options: argparse.Namespace, network: Network, folde
             command += ["--clients", f"{share.start}-{share.stop - 1}", "--exit-with-parent"]
             command += ["--state", str(folder / "clients" / name)]
             clients.append(start(name, network.inside(network.client, command)))
-        end = time.monotonic() + LIMIT_SECONDS
+        end, quiet = time.monotonic() + LIMIT_SECONDS, None
+        while server.poll() is None and time.monotonic() < end:
+            time.sleep(SAMPLE_SECONDS)
+            moment = network.quiet()
+            if moment is not None and all(moment[way]["kernel"]["connections"] == CLIENTS for way in WAYS):
+                quiet = moment
         for process in (server, *clients):
             if process.wait(max(0.0, end - time.monotonic())):
                 raise BenchError(f"{setup.name}: a process ended with {process.returncode}; see {logs}")
+    return quiet
 
 
 FEDREUSE = (sys.executable, "-m", "fedreuse.sim.cli")
@@ -183,6 +192,7 @@ class Outcome:
     folder: Path
     run: Run
     seen: Mapping[str, Seen]
+    quiet: Any
     congestion_control: str
     seconds: float
 
@@ -193,7 +203,8 @@ def outcomes(options: argparse.Namespace) -> list[Outcome]:
     for setup, folder, finished in zip(SETUPS, folders, compare(folders).runs, strict=True):
         facts = json.loads((folder / REFEREE).read_text())
         seen = from_json(facts["seen"])
-        result.append(Outcome(setup, folder, finished, seen, facts["congestion_control"], facts["seconds"]))
+        others = (facts[name] for name in ("quiet", "congestion_control", "seconds"))
+        result.append(Outcome(setup, folder, finished, seen, *others))
     return result
 
 
@@ -307,6 +318,32 @@ def _client_rows(outcome: Outcome) -> list[Row]:
     return [row for log in (outcome.folder / "clients").glob("*/") for row in read_rows(log)]
 
 
+def moment(outcome: Outcome, way: Any) -> dict[str, int] | None:
+    """The formulas on the kernel's counters against the referee, with nothing on its way and nobody gone."""
+    if outcome.quiet is None:
+        return None
+    kernel, seen = outcome.quiet[way]["kernel"], Seen(**outcome.quiet[way]["seen"])
+    result = {
+        "payload, referee": seen.payload,
+        "payload, kernel": kernel["sent"],
+        "payload, difference": seen.payload - kernel["sent"],
+    }
+    if outcome.setup.link:
+        ip = kernel["sent"] + HEADERS * kernel["segments"] + SYN_EXTRA * kernel["connections"]
+        resent = SYN_EXTRA * (seen.syn - kernel["connections"])
+        result |= {
+            "packets, referee": seen.packets,
+            "packets, kernel": kernel["segments"],
+            "ip, referee": seen.ip,
+            "ip, by the formula": ip,
+            "ip, difference": seen.ip - ip,
+            "SACK options": seen.options,
+            "SYNs sent again": resent,
+            "unexplained": seen.ip - ip - seen.options - resent,
+        }
+    return result
+
+
 def received(outcome: Outcome) -> int:
     """What the clients' own sockets say arrived, from the client processes' logs: the other end's kernel counters."""
     rows = (row for row in _client_rows(outcome) if row.direction == "down")
@@ -330,6 +367,7 @@ def to_document(done: Sequence[Outcome], options: argparse.Namespace) -> dict[st
                 "steps": {way: steps(layers(outcome.run, way)) for way in WAYS},
                 "absent": [{"layers": list(a.layers), "reason": a.reason} for a in outcome.run.absences],
                 "referee": {way: verdict(outcome, way) for way in WAYS},
+                "quiet": {way: moment(outcome, way) for way in WAYS},
                 "received_by_clients": received(outcome),
             }
             for outcome in done
@@ -367,6 +405,12 @@ def show(document: dict[str, Any]) -> None:
             if name == "ip, difference":
                 shares = [_share(run["referee"][way]) for run in runs]
                 table.add_row("  in % of the referee's", *shares, end_section=True)
+        console.print(table)
+    for way, title in zip(WAYS, ("Uplink", "Downlink"), strict=True):
+        table = _table(f"{title}: the kernel's counters against nft, in a quiet moment before the end", runs)
+        found = [run["quiet"][way] or {} for run in runs]
+        for name in max(found, key=len):
+            table.add_row(name, *(_cell(there.get(name)) for there in found))
         console.print(table)
     table = _table("Downlink: sent once (server's ledger) against arrived (clients' sockets)", runs)
     sent = [run["layers"]["down"]["http2 or tls"] for run in runs]

@@ -20,7 +20,7 @@ PORT = 9310
 WORDS = range(5, 16)
 """Lengths a TCP header can have, in words of 4 bytes; 8 with time stamps and nothing else."""
 WAYS = ("up", "down")
-_TOOLS = ("ip", "tc", "nft", "ethtool")
+_TOOLS = ("ip", "ss", "tc", "nft", "ethtool")
 
 
 class NetworkError(Exception):
@@ -45,6 +45,15 @@ class Seen:
     """Dropped at random in the switch."""
     queued_out: int
     """Dropped in the switch because its queue was full."""
+
+
+@dataclass(frozen=True)
+class Counted:
+    """What the sender's kernel counted on all live connections of one direction (TCP_INFO, asked for by `ss`)."""
+
+    connections: int
+    sent: int
+    segments: int
 
 
 class Network:
@@ -85,6 +94,22 @@ class Network:
             item["counter"]["name"]: item["counter"] for item in listed["nftables"] if "counter" in item
         }
         return {way: self._sum(way, counters) for way in WAYS}
+
+    def quiet(self) -> dict[str, dict[str, Any]] | None:
+        """The referee's and the kernel's counters at one moment; None if packets moved meanwhile."""
+        before = self.seen()
+        counted = {"up": self._counted(self.client, "dport"), "down": self._counted(self.server, "sport")}
+        if self.seen() != before:
+            return None
+        return {way: {"seen": asdict(before[way]), "kernel": asdict(counted[way])} for way in WAYS}
+
+    def _counted(self, host: str, end: str) -> Counted:
+        lines = _run(
+            *self.inside(host, ["ss", "-tinHO", "state", "established", f"{end} = :{PORT}"])
+        ).splitlines()
+        fields = [dict(word.split(":", 1) for word in line.split() if ":" in word) for line in lines]
+        sums = (sum(int(there.get(name, 0)) for there in fields) for name in ("bytes_sent", "segs_out"))
+        return Counted(len(lines), *sums)
 
     def _sum(self, way: str, counters: dict[str, Any]) -> Seen:
         def packets(name: str) -> int:
