@@ -327,9 +327,9 @@ def together(values: dict[str, dict[str, list[float]]]) -> dict[str, list[float]
 def show(socket: str, values: dict[str, dict[str, list[float]]]) -> None:
     title = f"One message in bytes, medians over repeats; {socket} and segments: the message's way + back"
     table = Table(title=title, title_justify="left")
-    heads = ("", "message", "grpc", socket, "segments", "ACKs", "ip, both ways", "range", "paper")
+    heads = ("", "message", "grpc", socket, "segments", "ACKs", "ip", "range", "paper")
     for head in heads:
-        table.add_column(head, justify="right" if head else "left", no_wrap=not head)
+        table.add_column(head, justify="right" if head else "left", no_wrap=True)
     ways = {kind.name: kind.way for kind in kinds()}
     for name, figures in values.items():
         label = name if name not in ways or "(" in name else f"{name} ({ways[name]})"
@@ -391,7 +391,7 @@ def main() -> None:
         show(socket, values)
     console.print(
         f"{ALL}: {', '.join(REUSE_KINDS)}; the model that a score is made with is left out.\n"
-        "ip, both ways: with what comes back (window updates, pings, pure ACKs), 52 B of headers a segment.",
+        "ip: both ways, with what comes back (window updates, pings, pure ACKs), 52 B of headers a segment.",
         highlight=False,
     )
 
