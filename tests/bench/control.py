@@ -283,7 +283,8 @@ async def _open(line: Line, greet: dict[str, Kind], values: dict[str, list[float
         rows.append(row)
         await asyncio.sleep(PAUSE_SECONDS)
     await asyncio.sleep(PAUSE_SECONDS)
-    nothing: dict[Way, list[int]] = {"up": [0, 0, 0], "down": [0, 0, 0]}
+    # The SYN-ACK is not among the server's segments.
+    nothing: dict[Way, list[int]] = {"up": [0, 0, 0], "down": [0, -1, -1]}
     _enter(values, "up", rows, nothing, await line.read(), messages=1, extra=2 * SYN_EXTRA)
 
 

@@ -329,11 +329,13 @@ def moment(outcome: Outcome, way: Any) -> dict[str, int] | None:
         "payload, difference": seen.payload - kernel["sent"],
     }
     if outcome.setup.link:
-        ip = kernel["sent"] + HEADERS * kernel["segments"] + SYN_EXTRA * kernel["connections"]
+        # No socket counts its SYN-ACK.
+        segments = kernel["segments"] + (kernel["connections"] if way == "down" else 0)
+        ip = kernel["sent"] + HEADERS * segments + SYN_EXTRA * kernel["connections"]
         resent = SYN_EXTRA * (seen.syn - kernel["connections"])
         result |= {
             "packets, referee": seen.packets,
-            "packets, kernel": kernel["segments"],
+            "packets, kernel": segments,
             "ip, referee": seen.ip,
             "ip, by the formula": ip,
             "ip, difference": seen.ip - ip,
