@@ -31,6 +31,8 @@ CLIENT_OPTIONS = [
     ("grpc.use_local_subchannel_pool", 1),
     # Reconnecting is the agent's business.
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
+    # Not a pause, whatever its name: how long one attempt may take. TCP sends a lost SYN again after a second, and
+    # with TLS an attempt takes four times the way there and back.
+    ("grpc.min_reconnect_backoff_ms", 5_000),
     ("grpc.max_reconnect_backoff_ms", 1_000),
 ]
