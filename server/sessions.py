@@ -59,7 +59,7 @@ class Sessions:
         self.stopping = asyncio.Event()
         self.phase = "joining"
         self._broadcasts: dict[int | None, asyncio.Task[Broadcast]] = {}
-        self._meter = Meter()
+        self._meter = Meter("remote")
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="verify")
         self._sealing = ThreadPoolExecutor(1, thread_name_prefix="seal")
 
