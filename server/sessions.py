@@ -162,7 +162,9 @@ class Sessions:
                 await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
                 peer.meter.read(self._round_of(peer.client))  # while the connection still lives
                 if writer.done() and not reader.done():
-                    await asyncio.wait({reader, over}, timeout=FAREWELL_SECONDS)  # its last heartbeat
+                    await asyncio.wait(  # its last heartbeat
+                        {reader, over}, timeout=FAREWELL_SECONDS, return_when=asyncio.FIRST_COMPLETED
+                    )
             finally:
                 peer.meter.read(self._round_of(peer.client))
                 for task in (*tasks, beats):
