@@ -1,4 +1,4 @@
-"""Value codings: bit for bit, by hand, against the second decoder; and the rule of usable mantissa bits by fractions."""
+"""Value codings: bit for bit, by hand, against the second decoder; usable mantissa bits by fractions."""
 
 from fractions import Fraction
 from typing import Any

@@ -78,7 +78,7 @@ def test_a_grid_where_rows_and_columns_differ() -> None:
     assert coding == GRID
     entropy = -(likely * np.log2(likely) + (1 - likely) * np.log2(1 - likely)).sum() / 8
     assert len(body) > entropy
-    assert len(body) < 0.8 * len(written(mask, (1, mask.size))[0])
+    assert len(body) < 0.85 * len(written(mask, (1, mask.size))[0])
 
 
 def test_an_even_mask_needs_no_grid() -> None:

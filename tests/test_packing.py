@@ -1,0 +1,347 @@
+"""Packed bodies: whatever was packed comes back, a second decoder reads the same, and nothing false is believed."""
+
+import json
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+import reference
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from fedreuse.proto import codec, transfers
+from fedreuse.proto import federation_pb2 as pb
+from fedreuse.proto.codec import Payload
+from fedreuse.proto.errors import ProtocolError
+from fedreuse.proto.packing import Coded, pack, pack_change, sections, unpack, unpack_change
+from fedreuse.proto.schema import FLOAT_BUFFER, INTEGER_BUFFER, PARAMETER, Schema, TensorSpec
+
+FLOATS = ("float32", "float16", "bfloat16", "float64")
+SHAPES = ((), (1,), (10,), (3, 5), (4, 0), (64, 80), (4097,), (16, 4, 90), (70, 70))
+VECTORS = Path(__file__).parent / "vectors" / "v2"
+
+
+def schema_of(*tensors: tuple[str, tuple[int, ...]], kind: pb.TensorKind = PARAMETER) -> Schema:
+    return Schema(tuple(TensorSpec(f"t{n}", dtype, shape, kind) for n, (dtype, shape) in enumerate(tensors)))
+
+
+def model(schema: Schema, random: np.random.Generator) -> NDArray[np.uint8]:
+    arrays = {t.name: np.array(random.normal(0, 0.1, t.shape)).astype(t.numpy_dtype) for t in schema.tensors}
+    return np.asarray(schema.flatten(arrays))
+
+
+def moved(
+    schema: Schema, flat: NDArray[np.uint8], random: np.random.Generator, share: float
+) -> NDArray[np.uint8]:
+    """The same model with a share of its coordinates a little off."""
+    new = flat.copy()
+    for view in schema.views(new):
+        noise = random.normal(0, 1e-3, view.size) * (random.random(view.size) < share)
+        view[:] = (view.astype(np.float64) + noise).astype(view.dtype)
+    return new
+
+
+def update(
+    schema: Schema, old: NDArray[np.uint8], new: NDArray[np.uint8], ratio: float, mode: Any = None
+) -> Payload:
+    blocks, parts = [], []
+    for index in schema.travelling:
+        spec = schema.tensors[index]
+        delta = (schema.views(new)[index] - schema.views(old)[index]).astype(spec.numpy_dtype)
+        kept = int(np.ceil(ratio * spec.size))
+        chosen, data = codec.encode_tensor(spec, delta, kept, mode)
+        blocks.append(codec.Block(index, chosen, kept, len(data)))
+        parts.append(bytes(data))
+    return Payload(tuple(blocks), b"".join(parts))
+
+
+def second_reading(
+    schema: Schema, body: bytes, members: list[int], old: NDArray[np.uint8] | None, *, change: bool
+) -> dict[int, dict[int, int]]:
+    """Bit patterns by tensor and coordinate, by the document's rules alone."""
+    groups: dict[Any, list[int]] = {}
+    for index in members:
+        spec = schema.tensors[index]
+        groups.setdefault(index if spec.size >= 4096 else (spec.dtype, spec.kind), []).append(index)
+    source, found = reference.Bytes(body), {}
+    for tensors in groups.values():
+        specs = [schema.tensors[i] for i in tensors]
+        width, size = specs[0].width, sum(s.size for s in specs)
+        own = specs[0].size >= 4096
+        rows = specs[0].shape[0] if own and len(specs[0].shape) > 1 else 1
+        was = None
+        if old is not None:
+            was = [p for i in tensors for p in reference.patterns(schema.views(old)[i].tobytes(), width)]
+        at, values, _ = reference.section(source, rows, size // rows if rows else 0, width, was, change)
+        places = [(i, j) for i, s in zip(tensors, specs, strict=True) for j in range(s.size)]
+        for j, value in zip(at, values, strict=True):
+            tensor, coordinate = places[j]
+            found.setdefault(tensor, {})[coordinate] = value
+    assert source.at == len(body)
+    return found
+
+
+def contents(schema: Schema, payload: Payload) -> dict[int, dict[int, int]]:
+    """The same from a payload as it is; zeros of a dense block with fewer values than coordinates do not count."""
+    found = {}
+    for block, data in payload.located():
+        spec = schema.tensors[block.index]
+        at, values = codec.decode_block(spec, block, data)
+        words = reference.patterns(values.tobytes(), spec.width)
+        where = range(spec.size) if at is None else at.tolist()
+        keep = block.kept == spec.size or at is not None
+        pairs = {j: word for j, word in zip(where, words, strict=True) if keep or word}
+        if pairs:
+            found[block.index] = pairs
+    return found
+
+
+tensors = st.lists(st.tuples(st.sampled_from(FLOATS), st.sampled_from(SHAPES)), min_size=1, max_size=5)
+quick = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+@quick
+@given(tensors, st.integers(0, 2**32 - 1), st.sampled_from([0.001, 0.2, 0.7, 1.0]), st.booleans())
+def test_any_update_comes_back(
+    kinds: list[tuple[str, tuple[int, ...]]], seed: int, ratio: float, against: bool
+) -> None:
+    random = np.random.default_rng(seed)
+    schema = schema_of(*kinds)
+    old = model(schema, random)
+    payload = update(schema, old, moved(schema, old, random, 0.9), ratio)
+    base = old if against else None
+    packed = pack(schema, payload, base)
+    coded: list[Coded] = []
+    back = unpack(schema, payload.blocks, packed.body, base, coded)
+    assert bytes(back.body) == bytes(payload.body)
+    assert tuple(coded) == packed.sections
+    assert sum(c.index_bytes + c.value_bytes for c in coded) == packed.nbytes
+    members = [block.index for block in payload.blocks]
+    assert second_reading(schema, packed.body, members, base, change=False) == contents(schema, payload)
+
+
+@quick
+@given(tensors, st.integers(0, 2**32 - 1), st.sampled_from([0.0, 0.05, 0.4, 1.0]))
+def test_any_change_of_a_model_comes_back(
+    kinds: list[tuple[str, tuple[int, ...]]], seed: int, share: float
+) -> None:
+    random = np.random.default_rng(seed)
+    schema = schema_of(*kinds)
+    old = model(schema, random)
+    new = moved(schema, old, random, share)
+    packed = pack_change(schema, new, old)
+    dense = codec.dense_payload(schema, new)
+    back = unpack_change(schema, dense.blocks, packed.body, old)
+    assert bytes(back.body) == bytes(dense.body)
+    found = second_reading(schema, packed.body, list(schema.travelling), old, change=True)
+    before, after = (contents(schema, codec.dense_payload(schema, flat)) for flat in (old, new))
+    assert {i: before.get(i, {}) | found.get(i, {}) for i in before} == after
+    assert sum(map(len, found.values())) == sum(
+        before[i][j] != after[i][j] for i in before for j in before[i]
+    )
+
+
+@pytest.mark.parametrize("mode", [pb.DENSE, pb.PAIRS, pb.BITMAP])
+def test_every_mode_of_the_model_comes_back(mode: pb.Mode) -> None:
+    random = np.random.default_rng(7)
+    schema = schema_of(("float32", (50, 90)), ("float32", (10,)), ("float16", (33,)))
+    old = model(schema, random)
+    payload = update(schema, old, moved(schema, old, random, 0.9), 0.3, mode)
+    assert {block.mode for block in payload.blocks} == {mode}
+    packed = pack(schema, payload, old)
+    assert bytes(unpack(schema, payload.blocks, packed.body, old).body) == bytes(payload.body)
+    assert len(packed.body) < payload.nbytes
+
+
+def test_small_tensors_share_a_section() -> None:
+    """Thirty biases of ten: one section, and about the bytes of one tensor of 300."""
+    random = np.random.default_rng(8)
+    many, one = schema_of(*[("float32", (10,))] * 30), schema_of(("float32", (300,)))
+    assert [s.tensors for s in sections(many, range(30))] == [tuple(range(30))]
+    flat = random.normal(0, 0.01, 300).astype(np.float32).view(np.uint8)
+    sizes = [pack(schema, codec.dense_payload(schema, flat)).nbytes for schema in (many, one)]
+    assert sizes[0] == sizes[1] < 1200
+
+
+def test_kinds_and_dtypes_have_sections_of_their_own() -> None:
+    schema = Schema(
+        (
+            TensorSpec("a", "float32", (3,), PARAMETER),
+            TensorSpec("big", "float32", (64, 64), PARAMETER),
+            TensorSpec("half", "float16", (3,), PARAMETER),
+            TensorSpec("b", "float32", (), PARAMETER),
+            TensorSpec("mean", "float32", (3,), FLOAT_BUFFER),
+            TensorSpec("steps", "int64", (), INTEGER_BUFFER),
+        )
+    )
+    assert [s.tensors for s in sections(schema, schema.travelling)] == [(0, 3), (1,), (2,), (4,)]
+
+
+def test_long_tensors_are_cut_into_whole_rows() -> None:
+    tall, flat = schema_of(("float32", (5000, 300))), schema_of(("float32", (2, 1_500_000)))
+    assert [s.shape for s in sections(tall, [0])] == [(3495, 300), (1505, 300)]
+    assert [s.shape for s in sections(flat, [0])] == [(1, 1 << 20), (1, 1 << 20), (1, 902_848)]
+    random = np.random.default_rng(9)
+    for schema in (tall, flat):
+        old = model(schema, random)
+        new = moved(schema, old, random, 0.1)
+        packed = pack_change(schema, new, old)
+        back = unpack_change(schema, codec.dense_payload(schema, new).blocks, packed.body, old)
+        assert bytes(back.body) == new.tobytes()
+        payload = update(schema, old, new, 0.2)
+        body = pack(schema, payload, old).body
+        assert bytes(unpack(schema, payload.blocks, body, old).body) == bytes(payload.body)
+
+
+def test_bit_patterns_survive_that_numbers_would_not() -> None:
+    """Signed zeros and subnormal numbers; a zero that became a negative zero is a change."""
+    schema = schema_of(("float32", (8,)))
+    old = np.array([0.0, -0.0, 1e-40, -1e-40, 0.0, 1, 2, 3], np.float32)
+    new = np.array([-0.0, -0.0, 1e-45, 1e-40, 0.0, 1, 2, -3], np.float32)
+    packed = pack_change(schema, new.view(np.uint8), old.view(np.uint8))
+    assert packed.sections[0].stored == 4
+    blocks = codec.dense_payload(schema, new.view(np.uint8)).blocks
+    assert bytes(unpack_change(schema, blocks, packed.body, old.view(np.uint8)).body) == new.tobytes()
+
+
+# ---------------------------------------------------------------- hostile bodies
+
+
+def example(change: bool) -> tuple[Schema, NDArray[np.uint8], Payload, bytes]:
+    random = np.random.default_rng(10)
+    schema = schema_of(("float32", (64, 80)), ("float32", (10,)), ("float16", (40,)))
+    old = model(schema, random)
+    new = moved(schema, old, random, 0.3)
+    if change:
+        return schema, old, codec.dense_payload(schema, new), pack_change(schema, new, old).body
+    payload = update(schema, old, new, 0.2)
+    return schema, old, payload, pack(schema, payload, old).body
+
+
+def opened(schema: Schema, old: NDArray[np.uint8], payload: Payload, body: bytes, change: bool) -> Payload:
+    if change:
+        return unpack_change(schema, payload.blocks, body, old)
+    return unpack(schema, payload.blocks, body, old)
+
+
+@pytest.mark.parametrize("change", [False, True])
+def test_every_truncation_is_refused(change: bool) -> None:
+    schema, old, payload, body = example(change)
+    for cut in [*range(0, len(body), 37), len(body) - 1]:
+        with pytest.raises(ProtocolError):
+            opened(schema, old, payload, body[:cut], change)
+    with pytest.raises(ProtocolError, match="too many"):
+        opened(schema, old, payload, body + b"\x00", change)
+
+
+@pytest.mark.parametrize("change", [False, True])
+def test_a_flipped_bit_is_refused_or_gives_a_payload_of_the_right_size(change: bool) -> None:
+    """Nothing else happens, and no more memory is taken than an honest body needs."""
+    schema, old, payload, body = example(change)
+    tracemalloc.start()
+    opened(schema, old, payload, body, change)
+    honest = tracemalloc.get_traced_memory()[1]
+    random, refused = np.random.default_rng(11), 0
+    places = [*range(40), *random.integers(0, len(body), 600).tolist()]
+    for at in places:
+        spoiled = bytearray(body)
+        spoiled[at] ^= 1 << int(random.integers(8))
+        try:
+            back = opened(schema, old, payload, bytes(spoiled), change)
+        except ProtocolError:
+            refused += 1
+        else:
+            assert len(back.body) == payload.nbytes
+    assert tracemalloc.get_traced_memory()[1] < 2 * honest + (1 << 20)
+    tracemalloc.stop()
+    assert refused > 20
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.binary(max_size=200), st.booleans())
+def test_noise_is_refused(noise: bytes, change: bool) -> None:
+    schema, old, payload, _ = EXAMPLES[change]
+    with pytest.raises(ProtocolError):
+        opened(schema, old, payload, noise, change)
+
+
+EXAMPLES = [example(False), example(True)]
+
+
+def test_more_coordinates_than_the_header_keeps_are_refused() -> None:
+    schema = schema_of(("float32", (10,)))
+    mine, other = (
+        codec.encode(schema, {0: np.arange(10, dtype=np.float32)}, lambda _, k=k: k) for k in (2, 3)
+    )
+    with pytest.raises(ProtocolError, match="its header keeps 2"):
+        unpack(schema, mine.blocks, pack(schema, other).body)
+
+
+# ---------------------------------------------------------------- sealed for the wire
+
+
+def test_a_body_that_would_grow_travels_as_it_is() -> None:
+    schema = schema_of(("float32", (50,)))
+    noise = np.frombuffer(np.random.default_rng(12).bytes(200), np.float32)
+    payload = codec.dense_payload(schema, np.nan_to_num(noise).view(np.uint8))
+    assert transfers.seal(schema, payload).coding == pb.PLAIN
+
+
+def test_a_body_that_was_opened_wrongly_fails_its_checksum() -> None:
+    """The base has the right size and other values: the content's checksum tells."""
+    schema, old, payload, _ = example(False)
+    sealed = transfers.seal(schema, payload, (3, old))
+    header = transfers.transfer_header(schema, sealed)
+    received = Payload(codec.check_layout(schema, header), sealed.body)
+    assert bytes(transfers.open_body(schema, header, received, lambda _: old).body) == bytes(payload.body)
+    other = model(schema, np.random.default_rng(99))
+    with pytest.raises(ProtocolError) as caught:
+        transfers.open_body(schema, header, received, lambda _: other)
+    assert caught.value.code in (pb.CHECKSUM, pb.MALFORMED)
+    with pytest.raises(ProtocolError) as caught:
+        transfers.open_body(schema, header, received, lambda _: None)
+    assert caught.value.code == pb.UNKNOWN_BASE
+
+
+# ---------------------------------------------------------------- golden vectors
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in VECTORS.glob("*.json")))
+def test_bodies_of_version_2_go_on_meaning_the_same(name: str) -> None:
+    """Files made once. Both decoders find in them what is written beside them."""
+    about = json.loads((VECTORS / f"{name}.json").read_text("utf-8"))
+    body, payload = ((VECTORS / f"{name}.{part}.bin").read_bytes() for part in ("body", "payload"))
+    schema = schema_of(*((dtype, tuple(shape)) for dtype, shape in about["schema"]))
+    blocks = tuple(codec.Block(*block) for block in about["blocks"])
+    against = VECTORS / f"{name}.base.bin"
+    old = np.fromfile(against, np.uint8) if against.exists() else None
+    coded: list[Coded] = []
+    if about["change"]:
+        assert old is not None
+        back = unpack_change(schema, blocks, body, old, coded)
+    else:
+        back = unpack(schema, blocks, body, old, coded)
+    assert bytes(back.body) == payload
+    assert [[c.index_coding, c.value_coding] for c in coded] == about["codings"]
+    found = second_reading(schema, body, [b.index for b in blocks], old, change=about["change"])
+    after = contents(schema, Payload(blocks, payload))
+    if about["change"]:
+        assert old is not None
+        before = contents(schema, codec.dense_payload(schema, old))
+        found = {index: before[index] | found.get(index, {}) for index in before}
+    assert found == after
+
+
+def test_the_vectors_have_every_coding() -> None:
+    abouts = [json.loads(path.read_text("utf-8")) for path in VECTORS.glob("*.json")]
+    pairs = [pair for about in abouts for pair in about["codings"]]
+    assert {index for index, _ in pairs} == {0, 1, 2, 3}
+    assert {value for _, value in pairs} == {0, 1, 2, 3, 4}
+
+
+def test_bfloat16_is_the_dtype_that_it_says() -> None:
+    assert schema_of(("bfloat16", (3,))).tensors[0].numpy_dtype == np.dtype(ml_dtypes.bfloat16)
