@@ -31,6 +31,8 @@ _MSS, _NOTSENT, _BYTES_RECEIVED, _SEGS_OUT, _DATA_SEGS_OUT, _BYTES_SENT, _BYTES_
     *(16, 144, 128, 136, 156, 200, 208),
 )
 _NEEDED = 216
+_FIN_CAME = frozenset({6, 8, 9, 11})
+"""States (TIME_WAIT, CLOSE_WAIT, LAST_ACK, CLOSING) in which bytes_received has the peer's FIN as one byte more."""
 _TOP = 1 << 62
 """No counter of an honest peer gets here."""
 
@@ -153,7 +155,7 @@ def _read(descriptor: int, end: Address, which: int) -> Reading | None:
         data_segments=_u32(raw, _DATA_SEGS_OUT),
         header=header if stamped and not loopback else 0,
         mss=_u32(raw, _MSS),
-        received=_u64(raw, _BYTES_RECEIVED),
+        received=_u64(raw, _BYTES_RECEIVED) - (raw[0] in _FIN_CAME),
         unsent=_u32(raw, _NOTSENT),
     )
 
