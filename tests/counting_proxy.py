@@ -93,7 +93,10 @@ class Connection:
 
 
 class CountingProxy:
-    def __init__(self, target: str) -> None:
+    """With `disguise` off it connects from a port of its own, as any other proxy does."""
+
+    def __init__(self, target: str, *, disguise: bool = True) -> None:
+        self._disguise = disguise
         host, _, port = target.rpartition(":")
         self._target = host.strip("[]"), int(port)
         self.connections: list[Connection] = []
@@ -137,7 +140,8 @@ class CountingProxy:
         onward = socket.socket(socket.AF_INET6 if ":" in whence[0] else socket.AF_INET)
         onward.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         onward.setblocking(False)
-        onward.bind(whence[:2])
+        if self._disguise:
+            onward.bind(whence[:2])
         try:
             await asyncio.get_running_loop().sock_connect(onward, self._target)
         except OSError:
