@@ -34,8 +34,12 @@ _MSS, _NOTSENT, _BYTES_RECEIVED, _SEGS_OUT, _DATA_SEGS_OUT, _BYTES_SENT, _BYTES_
     *(16, 144, 128, 136, 156, 200, 208),
 )
 _NEEDED = 216
-_TOP = 1 << 62
-"""No counter of an honest peer gets here."""
+_FIN_CAME = frozenset({6, 8, 9, 11})
+"""States (TIME_WAIT, CLOSE_WAIT, LAST_ACK, CLOSING) in which bytes_received has the peer's FIN as one byte more."""
+_TOP = 1 << 50
+"""No counter of an honest peer gets here: 100 Gbit/s for a day."""
+_HEADERS = frozenset({0, 52, 72})
+"""IP, TCP and timestamps, for IPv4 and IPv6; 0 if not known."""
 
 
 class UnobservableError(Exception):
@@ -73,7 +77,8 @@ class Reading:
     def follows(self, before: Reading) -> bool:
         """True if a connection that stood at `before` can stand here later."""
         grown = all(getattr(before, n) <= getattr(self, n) < _TOP for n in _SHARED[:4])
-        return grown and self.retransmitted <= self.sent and self.data_segments <= self.segments
+        whole = self.retransmitted <= self.sent and self.data_segments <= self.segments
+        return grown and whole and self.header in _HEADERS
 
 
 _SHARED = tuple(field.name for field in fields(Reading))[:6]
@@ -156,7 +161,7 @@ def _read(descriptor: int, end: Address, which: int) -> Reading | None:
         data_segments=_u32(raw, _DATA_SEGS_OUT),
         header=header if stamped and not loopback else 0,
         mss=_u32(raw, _MSS),
-        received=_u64(raw, _BYTES_RECEIVED),
+        received=_u64(raw, _BYTES_RECEIVED) - (raw[0] in _FIN_CAME),
         unsent=_u32(raw, _NOTSENT),
     )
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from math import inf
 
 from fedreuse.proto import federation_pb2 as pb
 from fedreuse.proto.channel import NO_ROUND
+from fedreuse.proto.ledger import Direction
 from fedreuse.proto.meter import (
     NOTHING,
     Address,
@@ -44,7 +46,7 @@ class ConnectionMeter:
         self._down = self._up = self._arrived = NOTHING
         self._reports = reports
         self._silent = "the client reports none"
-        self._said: set[str] = set()
+        self._said: set[tuple[Direction, str]] = set()
         self.due = False
         """True from a client's update until the counters it sends after it; never for one that sends none."""
 
@@ -71,19 +73,32 @@ class ConnectionMeter:
         self._down = now
 
     def report(self, counters: pb.Counters, round: int = NO_ROUND) -> None:
-        """The client says what it has sent; enter what is new under `round`."""
+        """The client says what it has sent; enter what is new under `round`.
+
+        Once it said none, or something impossible, it is not listened to any more on this connection.
+        """
         self.due = False
+        if not self._reports:
+            return
         if counters.absent:
-            self._give_up_reports(f"at the client: {counters.absent[:200]}")
+            reason = "".join(c for c in counters.absent[:200] if c.isprintable())  # it ends up on terminals
+            self._give_up_reports(f"at the client: {reason}")
             return
         now = Reading.from_proto(counters)
-        if not now.follows(self._up):
-            log.warning("client %d: its TCP counters ran backwards; not used any more", self._client)
-            self._give_up_reports("the client's counters ran backwards")
+        if not now.follows(self._up) or now.once > self._received():
+            log.warning("client %d: its TCP counters cannot be right; not used any more", self._client)
+            self._give_up_reports("the client's counters cannot be right")
             return
         if now.segments > self._up.segments:
             self._books.record(sender_row(round, self._client, "up", self._encrypted, now, self._up))
         self._up = now
+
+    def _received(self) -> float:
+        """Bytes that came on this connection, where that is known: more than its client has ever reported."""
+        try:
+            return inf if self._address is None else self._meter.read(self._address).received
+        except UnobservableError:
+            return inf
 
     def _give_up_reports(self, why: str) -> None:
         """From now on only what arrives here is known; what was reported before stands."""
@@ -92,9 +107,14 @@ class ConnectionMeter:
         self._reports, self._silent = False, why
 
     def _unobserved(self, round: int, why: str) -> None:
-        """Say once per connection that nothing can be said; what was read before stands."""
-        if self._down is NOTHING and why not in self._said:
-            self._said.add(why)
-            self._books.record(unobserved_row(round, self._client, "down", why))
-            if not self._reports:
-                self._books.record(unobserved_row(round, self._client, "up", why))
+        """Say once per connection and direction that nothing can be said; what was read before stands."""
+        if self._down is not NOTHING:
+            return
+        self._say_unobserved(round, "down", why)
+        if not self._reports:
+            self._say_unobserved(round, "up", f"{why}; {self._silent}")
+
+    def _say_unobserved(self, round: int, way: Direction, why: str) -> None:
+        if (way, why) not in self._said:
+            self._said.add((way, why))
+            self._books.record(unobserved_row(round, self._client, way, why))

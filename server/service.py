@@ -31,6 +31,8 @@ log = logging.getLogger("fedreuse.server")
 
 REPORT_SECONDS = 0.1
 """How long a commit waits for what clients count after their uploads; on the usual network a few milliseconds."""
+MAX_TOTAL = (1 << 64) - 1
+"""The largest sum a StatusReply can hold; only clients that make counters up get there."""
 
 
 class Service:
@@ -192,7 +194,7 @@ class Service:
             log.warning("an unreadable StatusRequest")
         federation = self._federation
         totals = [
-            pb.ByteTotal(direction=way, layer=layer, bytes=value)
+            pb.ByteTotal(direction=way, layer=layer, bytes=min(value, MAX_TOTAL))
             for way in ("up", "down")
             for layer, value in federation.books.layers(way).items()
             if value is not None and layer in LAYERS
