@@ -338,12 +338,12 @@ def show(socket: str, values: dict[str, dict[str, list[float]]]) -> None:
         ip = figures["ip"]
         table.add_row(
             label,
-            f"{middle['message']:.1f}",
-            f"{middle['grpc']:.1f}",
-            f"{middle['socket']:.1f} + {middle['socket_back']:.1f}",
+            f"{middle['message']:.0f}",
+            f"{middle['grpc']:.0f}",
+            f"{middle['socket']:.0f} + {middle['socket_back']:.0f}",
             f"{middle['segments']:.2f} + {middle['segments_back']:.2f}",
             f"{middle['pure_acks']:.2f}",
-            f"{middle['ip']:.1f}",
+            f"{middle['ip']:.0f}",
             f"{min(ip):.0f}-{max(ip):.0f}",
             str(modelled.REUSE_EVENT_BYTES) if name in ("reuse_notice", ALL) else "0",
         )
