@@ -93,7 +93,7 @@ class Agent:
         self._waits = 0
         self._run = ""
         self._expected = expected
-        self._shelf, self._meter = shelf or Shelf(), meter or Meter()
+        self._shelf, self._meter = shelf or Shelf(), meter or Meter("local")
         self._credentials = client_credentials(tls)
         self._counters: pb.Counters | None = None
 

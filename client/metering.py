@@ -82,7 +82,8 @@ class ConnectionMeter:
             return 0
 
     def _unobserved(self, round: int, why: str) -> pb.Counters:
-        if not self._absent:
+        """Say once that nothing can be said; what was read before stands."""
+        if self._last is NOTHING and not self._absent:
             self._absent = why
             self._enter(unobserved_row(round, self._client, "up", why))
             self._enter(unobserved_row(round, self._client, "down", why))

@@ -45,10 +45,20 @@ def open_channel(address: str, tls: ClientTls | None) -> grpc.Channel:
 def hint(reason: str, encrypted: bool) -> str:
     """What is probably wrong if a connection failed for `reason`; empty if nothing comes to mind."""
     text = reason.lower()
+    broken = any(word in text for word in ("settings", "socket closed", "reset", "eof"))
     if encrypted and "wrong_version_number" in text:
         return "the server does not speak TLS; leave --tls-ca out"
+    if encrypted and ("expired" in text or "not yet valid" in text):
+        return (
+            "the server's certificate is not valid at this time; it needs a new one, unless a clock is wrong"
+        )
     if encrypted and ("certificate" in text or "hostname" in text):
         return "the server's certificate is not signed by the authority in --tls-ca, or is for another name"
-    if not encrypted and ("settings" in text or "socket closed" in text or "reset" in text or "eof" in text):
+    if encrypted and broken:
+        return (
+            "the server may demand a certificate of this client, signed by its tls.client_ca; "
+            "show one with --tls-certificate FILE --tls-key FILE"
+        )
+    if broken:
         return "the server may speak TLS only; name its authority with --tls-ca FILE"
     return ""

@@ -19,6 +19,7 @@ import struct
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from pathlib import Path
+from typing import Literal
 from urllib.parse import unquote
 
 from fedreuse.proto import federation_pb2 as pb
@@ -81,19 +82,22 @@ NOTHING = Reading(0, 0, 0, 0, 0, 0)
 
 
 class Meter:
-    """Reads connections of this process by the address of either end."""
+    """Reads connections of this process by the address of their client: its `local` end or its `remote` one.
 
-    def __init__(self) -> None:
+    Only one is asked for, as both ends may be in this process; the server's address belongs to many connections.
+    """
+
+    def __init__(self, client: Literal["local", "remote"]) -> None:
+        self._which = 0 if client == "local" else 1
         self._known: dict[Address, int] = {}
 
     def read(self, end: Address) -> Reading:
-        """The counters of the connection whose one end, local or remote, is `end`; it must be the end that only
-        this connection has (a client's, never the server's). Raises UnobservableError."""
+        """The counters of the connection of the client at `end`. Raises UnobservableError."""
         descriptor = self._known.get(end)
-        if descriptor is None or (found := _read(descriptor, end)) is None:
+        if descriptor is None or (found := _read(descriptor, end, self._which)) is None:
             self._scan()
             descriptor = self._known.get(end)
-            if descriptor is None or (found := _read(descriptor, end)) is None:
+            if descriptor is None or (found := _read(descriptor, end, self._which)) is None:
                 raise UnobservableError("this process has no such TCP connection")
         return found
 
@@ -105,12 +109,12 @@ class Meter:
             raise UnobservableError("no /proc/self/fd: TCP_INFO is read on Linux only") from None
         self._known.clear()
         for descriptor in descriptors:
-            for end in _ends(descriptor):
-                self._known[end] = descriptor
+            if ends := _ends(descriptor):
+                self._known[ends[self._which]] = descriptor
 
 
 def _ends(descriptor: int) -> tuple[Address, ...]:
-    """Both ends of a TCP connection; nothing for any other descriptor."""
+    """The local and the remote end of a TCP connection; nothing for any other descriptor."""
     try:
         handle = socket.socket(fileno=descriptor)
     except OSError:
@@ -125,10 +129,10 @@ def _ends(descriptor: int) -> tuple[Address, ...]:
         handle.detach()
 
 
-def _read(descriptor: int, end: Address) -> Reading | None:
+def _read(descriptor: int, end: Address, which: int) -> Reading | None:
     """None if the descriptor is no longer this connection's. Raises UnobservableError."""
     ends = _ends(descriptor)
-    if end not in ends:
+    if not ends or ends[which] != end:
         return None
     handle = socket.socket(fileno=descriptor)
     try:

@@ -59,7 +59,7 @@ class Sessions:
         self.stopping = asyncio.Event()
         self.phase = "joining"
         self._broadcasts: dict[int | None, asyncio.Task[Broadcast]] = {}
-        self._meter = Meter()
+        self._meter = Meter("remote")
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="verify")
         self._sealing = ThreadPoolExecutor(1, thread_name_prefix="seal")
 
@@ -162,7 +162,9 @@ class Sessions:
                 await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
                 peer.meter.read(self._round_of(peer.client))  # while the connection still lives
                 if writer.done() and not reader.done():
-                    await asyncio.wait({reader, over}, timeout=FAREWELL_SECONDS)  # its last heartbeat
+                    await asyncio.wait(  # its last heartbeat
+                        {reader, over}, timeout=FAREWELL_SECONDS, return_when=asyncio.FIRST_COMPLETED
+                    )
             finally:
                 peer.meter.read(self._round_of(peer.client))
                 for task in (*tasks, beats):

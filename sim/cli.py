@@ -251,8 +251,11 @@ def client(
         resolved = read_config(run) if run is not None else _configuration(config, overrides, data)
         indices = _indices(clients, resolved.clients.total)
         tls = trusted(resolved) if run is not None else None
-        if tls_ca is not None:
-            tls = ClientTls(ca=tls_ca, certificate=tls_certificate, key=tls_key)
+        authority = tls_ca or (None if tls is None else tls.ca)
+        if authority is not None:
+            tls = ClientTls(ca=authority, certificate=tls_certificate, key=tls_key)
+        elif tls_certificate is not None or tls_key is not None:
+            complain(ValueError("--tls-certificate and --tls-key need --tls-ca FILE, the server's authority"))
         finished = take_part(
             address,
             indices,
@@ -304,7 +307,7 @@ def init_model(
 
 # ---------------------------------------------------------------- looking
 
-for command in (looking.status, looking.compare, looking.inspect, looking.methods):
+for command in (looking.status, looking.compare, looking.report, looking.inspect, looking.methods):
     app.command()(command)
 
 

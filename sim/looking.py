@@ -60,6 +60,26 @@ def compare(
             render(comparison, out)
 
 
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders, e.g. runs/*; finished or not.")],
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="Where to write; default: report.html in the first run."),
+    ] = None,
+) -> None:
+    """Write one HTML page about one or more runs: bytes by layer, accuracy, the gate, payloads.
+
+    The page needs no network and no other file. It can be filtered by run, direction and layer, and the numbers behind
+    each plot can be saved from it.
+    """
+    with errors():
+        from fedreuse.sim.report import write_report
+
+        path = output or runs[0] / "report.html"
+        write_report(runs, path)
+        out.print(f"wrote {path} ({path.stat().st_size / 1e6:.1f} MB); open it in a browser", soft_wrap=True)
+
+
 def inspect(
     file: Annotated[
         Path,

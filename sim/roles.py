@@ -109,7 +109,7 @@ def take_part(
     host = ClientHost(task, resolve_device(device), held)
     compute = ThreadPoolExecutor(1, thread_name_prefix="compute")
     expected = config.seed, config.clients.total
-    shelf, meter = Shelf(), Meter()
+    shelf, meter = Shelf(), Meter("local")
     agents = [
         Agent(
             address,

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from wire import QUICK, RATIO, SCHEMA, NotebookLedger, serving
 
+from fedreuse.client import agent as agents
 from fedreuse.client.agent import Agent
 from fedreuse.client.errors import AgentError
 from fedreuse.client.held import Held
@@ -130,6 +131,15 @@ async def test_it_takes_part_until_the_end(tmp_path):
         await asyncio.wait_for(agent(running.address, stub).run(), 20)
         assert (stub.trainings, stub.accepted) == ([0, 1, 2, 3], [0, 1, 2, 3])
         assert await running.task is True
+
+
+async def test_goodbyes_take_no_longer_than_they_need(tmp_path, monkeypatch):
+    monkeypatch.setattr(sessions, "FAREWELL_SECONDS", 60.0)
+    monkeypatch.setattr(agents, "FAREWELL_SECONDS", 60.0)
+    async with serving(tmp_path, clients=2, rounds=1) as running:
+        both = [agent(running.address, Stub(client)).run() for client in range(2)]
+        await asyncio.wait_for(asyncio.gather(*both), 20)
+        assert await asyncio.wait_for(running.task, 20) is True
 
 
 async def test_a_connection_cut_in_the_middle_of_a_training_loses_nothing(tmp_path):

@@ -121,7 +121,7 @@ def test_without_a_tap_nothing_is_kept() -> None:
 
 async def test_a_real_server_captures_what_it_hears_and_says(tmp_path: Path) -> None:
     async with serving(tmp_path / "run", clients=1, rounds=1) as running:
-        running.service._tap = Capture(tmp_path / "cap", SCHEMA, 0, 1)
+        running.service._sessions._tap = Capture(tmp_path / "cap", SCHEMA, 0, 1)
         async with running.client() as client:
             await client.join(0)
             await client.work()
