@@ -136,7 +136,7 @@ async def be_client(address: str, ca: Path | None) -> None:
         lambda: asyncio.StreamReaderProtocol(reader), sys.stdin
     )
     credentials = client_credentials(None if ca is None else ClientTls(ca=ca))
-    meter, stack, call, local = Meter(), AsyncExitStack(), None, None
+    meter, stack, call, local = Meter("local"), AsyncExitStack(), None, None
 
     while line := await reader.readline():
         command = json.loads(line)
@@ -183,7 +183,7 @@ class Line:
 
     def __init__(self, tls: Path | None) -> None:
         self._tls = tls
-        self._meter = Meter()
+        self._meter = Meter("remote")
         self._contexts: asyncio.Queue[Any] = asyncio.Queue()
         self._over = asyncio.Event()
         self.heard = 0
