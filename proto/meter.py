@@ -17,6 +17,7 @@ import re
 import socket
 import struct
 from dataclasses import dataclass, fields
+from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 from urllib.parse import unquote
@@ -140,7 +141,7 @@ def _read(descriptor: int, end: Address, which: int) -> Reading | None:
         return None
     handle = socket.socket(fileno=descriptor)
     try:
-        version = 4 if ipaddress.ip_address(ends[0][0]).version == 4 else 6
+        version = _ip(ends[0][0]).version
         raw = handle.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
     except AttributeError:
         raise UnobservableError("this system has no TCP_INFO") from None
@@ -152,7 +153,7 @@ def _read(descriptor: int, end: Address, which: int) -> Reading | None:
         raise UnobservableError(
             f"this kernel's TCP_INFO has {len(raw)} bytes and no bytes_sent; Linux 4.19 does"
         )
-    stamped, loopback = raw[5] & 1, ipaddress.ip_address(ends[1][0]).is_loopback
+    stamped, loopback = raw[5] & 1, _ip(ends[1][0]).is_loopback
     header = (20 if version == 4 else 40) + _TCP_HEADER + _TIMESTAMPS
     return Reading(
         sent=_u64(raw, _BYTES_SENT),
@@ -175,9 +176,20 @@ def _u64(raw: bytes, at: int) -> int:
 
 
 def _address(host: str, port: int) -> Address:
-    ip = ipaddress.ip_address(host.partition("%")[0])
+    return _plain(host), port
+
+
+@lru_cache(maxsize=4096)
+def _plain(host: str) -> str:
+    ip = _ip(host.partition("%")[0])
     mapped = ip.ipv4_mapped if ip.version == 6 else None
-    return str(mapped or ip), port
+    return str(mapped or ip)
+
+
+@lru_cache(maxsize=4096)
+def _ip(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    """Parsing an address takes longer than asking the kernel for its counters."""
+    return ipaddress.ip_address(host)
 
 
 def parse_peer(peer: str) -> Address | None:

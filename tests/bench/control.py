@@ -136,7 +136,7 @@ async def be_client(address: str, ca: Path | None) -> None:
         lambda: asyncio.StreamReaderProtocol(reader), sys.stdin
     )
     credentials = client_credentials(None if ca is None else ClientTls(ca=ca))
-    meter, stack, call, local = Meter(), AsyncExitStack(), None, None
+    meter, stack, call, local = Meter("local"), AsyncExitStack(), None, None
 
     while line := await reader.readline():
         command = json.loads(line)
@@ -183,7 +183,7 @@ class Line:
 
     def __init__(self, tls: Path | None) -> None:
         self._tls = tls
-        self._meter = Meter()
+        self._meter = Meter("remote")
         self._contexts: asyncio.Queue[Any] = asyncio.Queue()
         self._over = asyncio.Event()
         self.heard = 0
@@ -338,12 +338,12 @@ def show(socket: str, values: dict[str, dict[str, list[float]]]) -> None:
         ip = figures["ip"]
         table.add_row(
             label,
-            f"{middle['message']:.1f}",
-            f"{middle['grpc']:.1f}",
-            f"{middle['socket']:.1f} + {middle['socket_back']:.1f}",
+            f"{middle['message']:.0f}",
+            f"{middle['grpc']:.0f}",
+            f"{middle['socket']:.0f} + {middle['socket_back']:.0f}",
             f"{middle['segments']:.2f} + {middle['segments_back']:.2f}",
             f"{middle['pure_acks']:.2f}",
-            f"{middle['ip']:.1f}",
+            f"{middle['ip']:.0f}",
             f"{min(ip):.0f}-{max(ip):.0f}",
             str(modelled.REUSE_EVENT_BYTES) if name in ("reuse_notice", ALL) else "0",
         )

@@ -25,7 +25,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -40,7 +40,6 @@ from fedreuse.client.host import ClientHost, be_deterministic
 from fedreuse.client.ledger import ClientLedger
 from fedreuse.client.shelf import Shelf
 from fedreuse.client.task import Task
-from fedreuse.proto import meter
 from fedreuse.proto.allocator import keep_large_blocks
 from fedreuse.proto.meter import Address, Meter, Reading, UnobservableError
 from fedreuse.server import metering as server_metering
@@ -55,12 +54,10 @@ SKIPPED = 2
 console = Console(width=None if sys.stdout.isatty() else 110)
 
 
-class OneEnd(Meter):
-    """Server and clients are one process here, so that both ends of a connection are: reads the wanted one."""
-
-    def __init__(self, spent: Counter[str], *, server: bool) -> None:
-        super().__init__()
-        self._spent, self._which = spent, int(server)
+class Counting(Meter):
+    def __init__(self, client: Literal["local", "remote"], spent: Counter[str]) -> None:
+        super().__init__(client)
+        self._spent = spent
 
     def read(self, end: Address) -> Reading:
         began = time.thread_time()
@@ -71,10 +68,7 @@ class OneEnd(Meter):
             self._spent["readings"] += 1
 
     def _scan(self) -> None:
-        self._known.clear()
-        for path in Path("/proc/self/fd").iterdir():
-            if ends := meter._ends(int(path.name)):
-                self._known[ends[self._which]] = int(path.name)
+        super()._scan()
         self._spent["scans"] += 1
 
 
@@ -136,10 +130,10 @@ async def federate(config: RunConfig, task: Task, folder: Path, spent: Counter[s
 
     service = Service(federation, config.plan().to_proto(), config.server, committed=committed)
     watch_commits(service, spent)
-    service._sessions._meter = OneEnd(spent, server=True) if on else Off()
+    service._sessions._meter = Counting("remote", spent) if on else Off("remote")
     host = ClientHost(task, torch.device("cpu"), HeldStore(None))
     ledger, shelf = ClientLedger(folder / "clients.csv"), Shelf()
-    theirs: Meter = OneEnd(spent, server=False) if on else Off()
+    theirs: Meter = Counting("local", spent) if on else Off("local")
     address: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     with ThreadPoolExecutor(1) as compute:
         serving = asyncio.create_task(service.serve(address.set_result))
