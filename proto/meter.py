@@ -233,7 +233,7 @@ def sender_row(
     if now.header:
         row.ip = row.tcp_payload + now.header * row.segments + SYN_EXTRA * first
     else:
-        row.how += f"; ip: absent, loopback or no TCP timestamps (MSS {now.mss})"
+        row.how += "; ip: absent, loopback or no TCP timestamps"
     return row
 
 

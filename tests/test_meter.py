@@ -64,17 +64,20 @@ def test_a_row_holds_what_the_sender_added_since_the_last_reading():
 
 
 def test_a_first_row_has_the_longer_header_of_the_syn_and_tls_its_own_column():
-    """20 + 20 + 12 bytes a segment over IPv4, 40 + 20 + 12 over IPv6; 8 more in the SYN."""
+    """20 + 20 + 12 bytes a segment over IPv4, 40 + 20 + 12 over IPv6; 8 more in the SYN.
+
+    The socket that answers does not count its SYN-ACK, the sixth.
+    """
     for header in (52, 72):
         row = sender_row(0, 0, "down", True, Reading(300, 0, 5, 2, header, 1448))
-        assert row.ip == 300 + 5 * header + 8
+        assert (row.segments, row.ip) == (6, 300 + 6 * header + 8)
         assert (row.tls, row.http2) == (300, None)
 
 
 def test_without_a_header_length_there_are_no_ip_bytes_and_the_row_says_why():
     row = sender_row(0, 0, "up", False, Reading(300, 0, 5, 2, 0, 65_483))
     assert (row.ip, row.tcp_payload) == (None, 300)
-    assert row.how.endswith("ip: absent, loopback or no TCP timestamps (MSS 65483)")
+    assert row.how.endswith("ip: absent, loopback or no TCP timestamps")
 
 
 def test_a_receiver_knows_what_arrived_and_nothing_else():
