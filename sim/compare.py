@@ -21,6 +21,7 @@ from fedreuse.server.federation import CAUSES
 from fedreuse.server.store import RunError
 from fedreuse.server.weights import load_model
 from fedreuse.sim import remarks
+from fedreuse.sim.behind import Behind, read_behind
 from fedreuse.sim.config import RunConfig
 from fedreuse.sim.export import to_csv, to_json
 from fedreuse.sim.folder import (
@@ -56,7 +57,7 @@ class Run:
     causes, reused, fault and, of these, bridged (the cached update stood in). `partial` names directions and
     layers that were observed for some messages only, `partial_connections` for some rows of connections only,
     and which therefore count as absent. `body` is the command that ran it, if the folder says so; `bodies` is
-    None in folders without tensors.csv.
+    None in folders without tensors.csv. `behind` has the models sent by how far their clients were behind.
     """
 
     name: str
@@ -73,6 +74,7 @@ class Run:
     entries: tuple[Entry, ...]
     connections: Mapping[Direction, Connections]
     bodies: tuple[Body, ...] | None
+    behind: tuple[Behind, ...]
     partial: tuple[str, ...]
     partial_connections: tuple[str, ...]
     ceiling: Ceiling | None
@@ -204,6 +206,7 @@ def _read_run(folder: Path, name: str) -> Run:
         entries=sums.entries,
         connections=sums.connections,
         bodies=read_bodies(folder, rounds),
+        behind=read_behind(folder, rounds),
         partial=sums.partial,
         partial_connections=sums.partial_connections,
         ceiling=ceiling(config, schema, rounds) if rounds and config.gate.kind != "none" else None,

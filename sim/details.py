@@ -30,6 +30,9 @@ def details(run: Run, mark: str, page: Page) -> None:
         page.table(
             ["modelled", "indices", "values", "to\nmodelled", "share\n(%)"], list(_bodies(run.bodies, page))
         )
+    if run.behind:
+        page.heading(f"{mark} {run.name}, models sent, by rounds since their client's last one")
+        page.table(["count", "payload", "mean\nto dense", "worst\nto dense"], list(_behind(run, page)))
     page.heading(f"{mark} {run.name}, by kind of message")
     page.table(["count", *MESSAGE_LAYERS, "payload\nratio", "grpc\nratio"], list(_kinds(run, page)))
     if any(run.connections[way].rows for way in WAYS):
@@ -86,6 +89,13 @@ def _parts(bodies: Sequence[Body], whole: int, page: Page) -> list[str]:
         page.ratio(wire, charge),
         page.percent(wire / whole) if whole else "",
     ]
+
+
+def _behind(run: Run, page: Page) -> Iterator[tuple[str, list[str]]]:
+    dense = run.dense_bytes
+    for group in run.behind:
+        ratios = page.part(group.ratio(dense)), page.part(group.worst / dense)
+        yield f"  {group.label}", [f"{group.models}", page.size(group.payload), *ratios]
 
 
 def _kinds(run: Run, page: Page) -> Iterator[tuple[str, list[str]]]:

@@ -52,6 +52,7 @@ def _run_json(run: Run) -> dict[str, Any]:
         "kinds": [asdict(entry) for entry in run.entries],
         "cost_per_message": [asdict(cost) for cost in run.costs()],
         "bodies": None if run.bodies is None else [asdict(body) for body in run.bodies],
+        "models_by_rounds_behind": [asdict(group) for group in run.behind],
         "partial": list(run.partial),
         "partial_connections": list(run.partial_connections),
     }
@@ -80,14 +81,14 @@ def to_csv(comparison: Comparison, handle: TextIO) -> None:
 
     `messages` is 0 for events that the byte model charges for although no message carried them, and for what
     belongs to connections. `count` is filled in place of `bytes` where a layer is a number of segments. Kind
-    "body" is what bodies were made of, by index and value coding: a share of the payload, so not to be added
-    to the layers of messages.
+    "body" is what bodies were made of, by index and value coding, and "behind" the models by how many rounds their
+    clients were behind: both are shares of the payload, so not to be added to the layers of messages.
     """
     about = ("direction", "kind", "status", "messages", "layer", "bytes", "count", "absent")
     writer = csv.DictWriter(handle, ("run", "method", "task", "seed", *about), lineterminator="\n")
     writer.writeheader()
     for run in comparison.runs:
-        for line in (*_messages(run), *_connections(run), *_bodies(run)):
+        for line in (*_messages(run), *_connections(run), *_bodies(run), *_behind(run)):
             writer.writerow(_identity(run) | line)
 
 
@@ -123,6 +124,18 @@ def _bodies(run: Run) -> Iterator[dict[str, Any]]:
         for part, count in parts.items():
             yield line | {"layer": f"body {coding} {part}", "bytes": count}
         yield line | {"layer": f"body {coding} stored values", "count": body.stored}
+
+
+def _behind(run: Run) -> Iterator[dict[str, Any]]:
+    for group in run.behind:
+        yield {
+            "direction": "down",
+            "kind": "behind",
+            "status": "ok",
+            "messages": group.models,
+            "layer": f"payload behind {group.label}",
+            "bytes": group.payload,
+        }
 
 
 def _reasons(run: Run) -> dict[str, str]:

@@ -17,7 +17,6 @@ from plotly.offline import get_plotlyjs
 
 from fedreuse.proto.ledger import LAYERS, MESSAGE_LAYERS, Direction
 from fedreuse.server.store import RunError
-from fedreuse.sim.behind import Behind, read_behind
 from fedreuse.sim.compare import Comparison, Run, compare
 from fedreuse.sim.report import figures
 from fedreuse.sim.report.chronicle import Chronicle, Stage, read_chronicle
@@ -57,7 +56,6 @@ class Section:
     figures: tuple[tuple[str, str, str], ...]
     layers: tuple[Line, ...]
     how: tuple[str, ...]
-    behind: tuple[Behind, ...]
     gate: tuple[Plot, ...]
     falls: tuple[Plot, ...]
     tensors: tuple[Plot, ...]
@@ -94,7 +92,7 @@ def render(folders: Sequence[Path]) -> str:
     stories = [read_chronicle(f, run) for f, run in zip(folders, comparison.runs, strict=True)]
     if not any(story.run.rounds for story in stories):
         raise RunError("no run has a committed round yet; there is nothing to report")
-    sections = [_section(n, f, story) for n, (f, story) in enumerate(zip(folders, stories, strict=True))]
+    sections = [_section(n, story) for n, story in enumerate(stories)]
     shared = [
         figures.accuracy_by_bytes(stories),
         figures.accuracy_by_rounds(stories),
@@ -185,7 +183,7 @@ def _why(story: Chronicle, stage: Stage, ways: Sequence[Direction]) -> str:
 # ---------------------------------------------------------------- one run
 
 
-def _section(index: int, folder: Path, story: Chronicle) -> Section:
+def _section(index: int, story: Chronicle) -> Section:
     run = story.run
     falls = [figures.waterfall(index, story, way) for way in WAYS]
     gate = [figures.clauses(index, story), figures.scores(index, story), figures.fates(index, story)]
@@ -197,7 +195,6 @@ def _section(index: int, folder: Path, story: Chronicle) -> Section:
         figures=tuple(_figures(story)),
         layers=tuple(_layers(run)),
         how=tuple(dict.fromkeys(text for there in run.connections.values() for text in there.how if text)),
-        behind=read_behind(folder, run.rounds),
         gate=tuple(plot for plot in gate if plot is not None),
         falls=tuple(plot for plot in falls if plot is not None),
         tensors=tuple(plot for plot in payloads if plot is not None),
