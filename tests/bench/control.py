@@ -258,7 +258,7 @@ async def measure(tls: Path | None, repeats: int, count: int) -> dict[str, Any]:
     greet = {kind.name: kind for kind in made[:2]}
     async with Line(tls) as line:
         for repeat in range(repeats):
-            await _open(line, greet, values["connection, join, welcome"])
+            await _open(line, greet, values["connect and join"])
             for kind in made:
                 first = 1 + repeat * count  # the numbers in messages are those of rounds
                 found = [kind.make(first + n) for n in range(count)]
