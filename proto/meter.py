@@ -135,22 +135,15 @@ def _read(descriptor: int, end: Address, which: int) -> Reading | None:
     ends = _ends(descriptor)
     if not ends or ends[which] != end:
         return None
-    handle = socket.socket(fileno=descriptor)
-    try:
-        version = 4 if ipaddress.ip_address(ends[0][0]).version == 4 else 6
-        raw = handle.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
-    except AttributeError:
-        raise UnobservableError("this system has no TCP_INFO") from None
-    except OSError:
+    raw = _tcp_info(descriptor)
+    if raw is None or _ends(descriptor) != ends:  # closed meanwhile, and its number perhaps another's
         return None
-    finally:
-        handle.detach()
     if len(raw) < _NEEDED:
         raise UnobservableError(
             f"this kernel's TCP_INFO has {len(raw)} bytes and no bytes_sent; Linux 4.19 does"
         )
     stamped, loopback = raw[5] & 1, ipaddress.ip_address(ends[1][0]).is_loopback
-    header = (20 if version == 4 else 40) + _TCP_HEADER + _TIMESTAMPS
+    header = (20 if ipaddress.ip_address(ends[0][0]).version == 4 else 40) + _TCP_HEADER + _TIMESTAMPS
     return Reading(
         sent=_u64(raw, _BYTES_SENT),
         retransmitted=_u64(raw, _BYTES_RETRANS),
@@ -161,6 +154,22 @@ def _read(descriptor: int, end: Address, which: int) -> Reading | None:
         received=_u64(raw, _BYTES_RECEIVED) - (raw[0] in _FIN_CAME),
         unsent=_u32(raw, _NOTSENT),
     )
+
+
+def _tcp_info(descriptor: int) -> bytes | None:
+    """None if the descriptor is no connection. Raises UnobservableError."""
+    try:
+        handle = socket.socket(fileno=descriptor)
+    except OSError:
+        return None
+    try:
+        return handle.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+    except AttributeError:
+        raise UnobservableError("this system has no TCP_INFO") from None
+    except OSError:
+        return None
+    finally:
+        handle.detach()
 
 
 def _u32(raw: bytes, at: int) -> int:

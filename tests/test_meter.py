@@ -203,6 +203,48 @@ def test_other_descriptors_are_passed_over_and_reused_ones_noticed():
             sock.close()
 
 
+@pytest.mark.parametrize("moment", range(1, 4))
+def test_a_connection_may_close_while_it_is_read(monkeypatch, moment):
+    """gRPC closes its sockets in threads of its own, at any moment."""
+    calls = 0
+
+    class Vanishing(socket.socket):
+        def __init__(self, fileno: int) -> None:
+            nonlocal calls
+            calls += 1
+            if calls >= moment:
+                raise OSError(9, "Bad file descriptor")
+            super().__init__(fileno=fileno)
+
+    meter = Meter("local")
+    with pair() as (client, _):
+        meter.read(client.getsockname())
+        known = {name: getattr(socket, name) for name in dir(socket)} | {"socket": Vanishing}
+        monkeypatch.setattr(meters, "socket", types.SimpleNamespace(**known))
+        with pytest.raises(UnobservableError, match="no such TCP connection"):
+            meter.read(client.getsockname())
+    assert calls >= moment
+
+
+def test_a_descriptor_that_became_another_connection_while_it_was_read_is_not_taken_for_the_old_one(
+    monkeypatch,
+):
+    with pair() as (client, _), pair() as (other, far):
+        other.sendall(b"x" * 999)
+        take(far, 999)
+        meter, end, whole = Meter("local"), client.getsockname(), meters._ends
+        mine, its = client.fileno(), other.fileno()
+        meter.read(end)
+        # The first look finds the old connection, everything later the new one.
+        looks = iter([whole(mine)])
+        monkeypatch.setattr(meters, "_ends", lambda fd: next(looks, whole(its)) if fd == mine else whole(fd))
+        monkeypatch.setattr(
+            meters, "_tcp_info", lambda _: other.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+        )
+        with pytest.raises(UnobservableError, match="no such TCP connection"):
+            meter.read(end)
+
+
 # ---------------------------------------------------------------- systems that cannot tell
 
 
