@@ -15,11 +15,11 @@ from __future__ import annotations
 import ipaddress
 import re
 import socket
-import struct
+import sys
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 from urllib.parse import unquote
 
 from fedreuse.proto import federation_pb2 as pb
@@ -93,18 +93,22 @@ class Meter:
     """
 
     def __init__(self, client: Literal["local", "remote"]) -> None:
-        self._which = 0 if client == "local" else 1
-        self._known: dict[Address, int] = {}
+        self._local = client == "local"
+        self._known: dict[Address, _Place] = {}
 
     def read(self, end: Address) -> Reading:
         """The counters of the connection of the client at `end`. Raises UnobservableError."""
-        descriptor = self._known.get(end)
-        if descriptor is None or (found := _read(descriptor, end, self._which)) is None:
+        found = self._look(end)
+        if found is None:
             self._scan()
-            descriptor = self._known.get(end)
-            if descriptor is None or (found := _read(descriptor, end, self._which)) is None:
-                raise UnobservableError("this process has no such TCP connection")
+            found = self._look(end)
+        if found is None:
+            raise UnobservableError("this process has no such TCP connection")
         return found
+
+    def _look(self, end: Address) -> Reading | None:
+        place = self._known.get(end)
+        return None if place is None else _read(place, self._local)
 
     def _scan(self) -> None:
         folder = Path("/proc/self/fd")
@@ -112,37 +116,56 @@ class Meter:
             descriptors = [int(path.name) for path in folder.iterdir()]
         except OSError:
             raise UnobservableError("no /proc/self/fd: TCP_INFO is read on Linux only") from None
-        self._known.clear()
-        for descriptor in descriptors:
-            if ends := _ends(descriptor):
-                self._known[ends[self._which]] = descriptor
+        places = [_place(descriptor, self._local) for descriptor in descriptors]
+        self._known = {_address(*place.client[:2]): place for place in places if place is not None}
 
 
-def _ends(descriptor: int) -> tuple[Address, ...]:
-    """The local and the remote end of a TCP connection; nothing for any other descriptor."""
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A TCP connection among this process's descriptors: its client's end as the kernel names it, and the bytes
+    of headers its packets have, 0 on loopback."""
+
+    descriptor: int
+    family: int
+    client: tuple[Any, ...]
+    header: int
+
+
+def _place(descriptor: int, local: bool) -> _Place | None:
+    """None for any other descriptor."""
     try:
         handle = socket.socket(fileno=descriptor)
     except OSError:
-        return ()
+        return None
     try:
         if handle.type != socket.SOCK_STREAM or handle.family not in (socket.AF_INET, socket.AF_INET6):
-            return ()
-        return _address(*handle.getsockname()[:2]), _address(*handle.getpeername()[:2])
+            return None
+        ours, theirs = handle.getsockname(), handle.getpeername()
+        family = handle.family
     except OSError:
-        return ()  # listening, or closed in this moment
+        return None  # listening, or closed in this moment
     finally:
         handle.detach()
+    peer = _ip(_address(*theirs[:2])[0])
+    header = 0 if peer.is_loopback else (20 if peer.version == 4 else 40) + _TCP_HEADER + _TIMESTAMPS
+    return _Place(descriptor, family, ours if local else theirs, header)
 
 
-def _read(descriptor: int, end: Address, which: int) -> Reading | None:
+def _read(place: _Place, local: bool) -> Reading | None:
     """None if the descriptor is no longer this connection's. Raises UnobservableError."""
-    ends = _ends(descriptor)
-    if not ends or ends[which] != end:
-        return None
-    handle = socket.socket(fileno=descriptor)
     try:
-        version = _ip(ends[0][0]).version
+        # With all of its kind named, this asks the kernel for nothing.
+        handle = socket.socket(place.family, socket.SOCK_STREAM, socket.IPPROTO_TCP, fileno=place.descriptor)
+    except OSError:
+        return None
+    try:
+        end = handle.getsockname if local else handle.getpeername
+        if end() != place.client:
+            return None
         raw = handle.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+        # gRPC closes its sockets in threads of its own; by now the number may be another connection's.
+        if end() != place.client:
+            return None
     except AttributeError:
         raise UnobservableError("this system has no TCP_INFO") from None
     except OSError:
@@ -153,14 +176,12 @@ def _read(descriptor: int, end: Address, which: int) -> Reading | None:
         raise UnobservableError(
             f"this kernel's TCP_INFO has {len(raw)} bytes and no bytes_sent; Linux 4.19 does"
         )
-    stamped, loopback = raw[5] & 1, _ip(ends[1][0]).is_loopback
-    header = (20 if version == 4 else 40) + _TCP_HEADER + _TIMESTAMPS
     return Reading(
         sent=_u64(raw, _BYTES_SENT),
         retransmitted=_u64(raw, _BYTES_RETRANS),
         segments=_u32(raw, _SEGS_OUT),
         data_segments=_u32(raw, _DATA_SEGS_OUT),
-        header=header if stamped and not loopback else 0,
+        header=place.header if raw[5] & 1 else 0,  # with timestamps
         mss=_u32(raw, _MSS),
         received=_u64(raw, _BYTES_RECEIVED) - (raw[0] in _FIN_CAME),
         unsent=_u32(raw, _NOTSENT),
@@ -168,11 +189,11 @@ def _read(descriptor: int, end: Address, which: int) -> Reading | None:
 
 
 def _u32(raw: bytes, at: int) -> int:
-    return int(struct.unpack_from("=I", raw, at)[0])
+    return int.from_bytes(raw[at : at + 4], sys.byteorder)
 
 
 def _u64(raw: bytes, at: int) -> int:
-    return int(struct.unpack_from("=Q", raw, at)[0])
+    return int.from_bytes(raw[at : at + 8], sys.byteorder)
 
 
 def _address(host: str, port: int) -> Address:

@@ -136,7 +136,6 @@ class Packet:
     options: int
     sequence: int
     syn: bool
-    fin: bool
 
 
 @dataclass
@@ -223,8 +222,9 @@ def _capture(device: str) -> None:
         header, flags = (data[tcp + 12] >> 4) * 4, data[tcp + 13]
         up = socket.inet_ntoa(data[12:16]) == CLIENTS
         port, payload = (source if up else target), length - tcp - header
-        syn, fin = bool(flags & 2), bool(flags & 1)
-        packets.append(("up" if up else "down", port, length, payload, header - 20, sequence, syn, fin))
+        packets.append(
+            ("up" if up else "down", port, length, payload, header - 20, sequence, bool(flags & 2))
+        )
     _, dropped = struct.unpack("II", sock.getsockopt(263, 6, 8))  # PACKET_STATISTICS
     sys.stdout.write(json.dumps({"packets": packets, "dropped": dropped}) + "\n")
 

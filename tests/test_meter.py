@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import csv
 import ctypes
+import os
 import socket
 import types
 from collections.abc import Iterator
@@ -206,6 +207,52 @@ def test_other_descriptors_are_passed_over_and_reused_ones_noticed():
             sock.close()
 
 
+@pytest.mark.parametrize("moment", range(1, 3))
+def test_a_connection_may_close_while_it_is_read(monkeypatch, moment):
+    """gRPC closes its sockets in threads of its own, at any moment."""
+    calls = 0
+
+    class Vanishing(socket.socket):
+        def getsockname(self):
+            nonlocal calls
+            calls += 1
+            if calls >= moment:
+                raise OSError(9, "Bad file descriptor")
+            return super().getsockname()
+
+    meter = Meter("local")
+    with pair() as (client, _):
+        meter.read(client.getsockname())
+        known = {name: getattr(socket, name) for name in dir(socket)} | {"socket": Vanishing}
+        monkeypatch.setattr(meters, "socket", types.SimpleNamespace(**known))
+        with pytest.raises(UnobservableError, match="no such TCP connection"):
+            meter.read(client.getsockname())
+    assert calls >= moment
+
+
+def test_a_descriptor_that_became_another_connection_while_it_was_read_is_not_taken_for_the_old_one(
+    monkeypatch,
+):
+    with pair() as (client, _), pair() as (other, far):
+        other.sendall(b"x" * 999)
+        take(far, 999)
+        meter, end = Meter("local"), client.getsockname()
+        meter.read(end)
+
+        class Exchanged(socket.socket):
+            """Between the first look and the counters the descriptor becomes the other connection's."""
+
+            def getsockopt(self, *what):
+                os.dup2(other.fileno(), self.fileno())
+                return super().getsockopt(*what)
+
+        known = {name: getattr(socket, name) for name in dir(socket)} | {"socket": Exchanged}
+        with monkeypatch.context() as patch:
+            patch.setattr(meters, "socket", types.SimpleNamespace(**known))
+            with pytest.raises(UnobservableError, match="no such TCP connection"):
+                meter.read(end)
+
+
 # ---------------------------------------------------------------- systems that cannot tell
 
 
@@ -244,7 +291,7 @@ def kernel(monkeypatch):
             type = socket.SOCK_STREAM
             family = socket.AF_INET6 if ":" in local else socket.AF_INET
 
-            def __init__(self, fileno: int) -> None: ...
+            def __init__(self, *_, fileno: int) -> None: ...
 
             def getsockname(self):
                 return local, 5000
