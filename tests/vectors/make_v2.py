@@ -19,7 +19,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from test_packing import model, moved, schema_of, update
+from test_second_decoder import model, moved, schema_of, update
 
 from fedreuse.proto import codec
 from fedreuse.proto.packing import Coded, pack, pack_change, unpack, unpack_change
