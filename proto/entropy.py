@@ -143,7 +143,7 @@ class Reader:
             if byte < 0x80:
                 return value
             shift += 7
-            if shift > 63:
+            if shift == 63:
                 raise self.fail("a varint of more than nine bytes")
 
     def stream(self, size: int) -> Bytes:

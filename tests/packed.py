@@ -1,0 +1,77 @@
+"""The parts of packed bodies written a second time, from the protocol's description alone, in plain Python."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import zstandard
+
+from fedreuse.proto import federation_pb2 as pb
+from fedreuse.proto.entropy import Reader
+from fedreuse.proto.errors import ProtocolError
+
+
+def varint(value: int) -> bytes:
+    """Groups of seven bits, low group first, the highest bit set in all but the last."""
+    groups = [value & 0x7F]
+    while value := value >> 7:
+        groups.append(value & 0x7F)
+    return bytes([group | 0x80 for group in groups[:-1]] + groups[-1:])
+
+
+def stored(data: bytes | Sequence[int]) -> bytes:
+    """A stream as it is."""
+    return varint(2 * len(data)) + bytes(data)
+
+
+def zipped(data: bytes | Sequence[int]) -> bytes:
+    """A stream as a frame, at a level that our own writer does not use."""
+    frame = zstandard.ZstdCompressor(level=9).compress(bytes(data))
+    return varint(2 * len(frame) + 1) + frame
+
+
+def bits(flags: Sequence[int | bool]) -> bytes:
+    """A bit each, lowest first, padded with zeros to bytes."""
+    data = bytearray((len(flags) + 7) // 8)
+    for j, flag in enumerate(flags):
+        data[j // 8] |= int(flag) << j % 8
+    return bytes(data)
+
+
+def low_bits(values: Sequence[int], widths: Sequence[int]) -> bytes:
+    """For every width: byte planes, then bit planes, lowest first."""
+    out = b""
+    for m in range(1, max(widths, default=0) + 1):
+        run = [value for value, width in zip(values, widths, strict=True) if width == m]
+        for plane in range(m // 8):
+            out += bytes(value >> 8 * plane & 0xFF for value in run)
+        for bit in range(m // 8 * 8, m):
+            out += bits([value >> bit & 1 for value in run])
+    return out
+
+
+def numbers(values: Sequence[int]) -> bytes:
+    lengths = [value.bit_length() for value in values]
+    return stored(lengths) + low_bits(values, [max(length - 1, 0) for length in lengths])
+
+
+# ---------------------------------------------------------------- reading
+
+
+def refused(body: bytes, take: Callable[[Reader], object], text: str = "") -> None:
+    """Taking something from this body fails as MALFORMED, in words that match."""
+    with pytest.raises(ProtocolError, match=text) as caught:
+        take(Reader(body, "test"))
+    assert caught.value.code == pb.MALFORMED
+
+
+def taken(body: bytes, take: Callable[[Reader], object]) -> Any:
+    """What was taken, or None if that was refused as MALFORMED; any other exception is a failure."""
+    try:
+        return take(Reader(body, "test"))
+    except ProtocolError as error:
+        if error.code != pb.MALFORMED:
+            raise
+        return None
