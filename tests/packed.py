@@ -60,7 +60,7 @@ def numbers(values: Sequence[int]) -> bytes:
 # ---------------------------------------------------------------- reading
 
 
-def refused(body: bytes, take: Callable[[Reader], object], text: str = "") -> None:
+def refused(body: bytes, take: Callable[[Reader], object], text: str | None = None) -> None:
     """Taking something from this body fails as MALFORMED, in words that match."""
     with pytest.raises(ProtocolError, match=text) as caught:
         take(Reader(body, "test"))
