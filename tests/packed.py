@@ -57,6 +57,35 @@ def numbers(values: Sequence[int]) -> bytes:
     return stored(lengths) + low_bits(values, [max(length - 1, 0) for length in lengths])
 
 
+def grid_parts(
+    matrix: Sequence[Sequence[Any]],
+    rows: Sequence[int],
+    columns: Sequence[int],
+    groups: Sequence[Sequence[int]],
+) -> list[list[Any]]:
+    """The elements of a matrix by group: cell after cell, each cell row by row."""
+    parts: list[list[Any]] = [[] for _ in range(max(map(max, groups)) + 1)]
+    for a, line in enumerate(groups):
+        mine = [row for row, own in zip(matrix, rows, strict=True) if own == a]
+        for b, group in enumerate(line):
+            places = [c for c, own in enumerate(columns) if own == b]
+            parts[group] += [row[c] for row in mine for c in places]
+    return parts
+
+
+def grid(
+    matrix: Sequence[Sequence[Any]],
+    rows: Sequence[int],
+    columns: Sequence[int],
+    groups: Sequence[Sequence[int]],
+) -> bytes:
+    """A mask over a matrix, without the byte that names its coding."""
+    out = bytes([len(groups), len(groups[0])])
+    for side in (rows, columns, [group for line in groups for group in line]):
+        out += stored(side)
+    return out + b"".join(stored(bits(part)) for part in grid_parts(matrix, rows, columns, groups))
+
+
 # ---------------------------------------------------------------- reading
 
 
