@@ -276,6 +276,7 @@ def read_steps(source: Reader, old: Array, places: Places | None) -> tuple[Array
     size = with_leading_one(low, lengths)
     before, down = _ranks(old), (symbols & ONE).astype(np.uint32)
     after = before + ((size ^ (0 - down)) + down)  # two's complement: +size or -size
-    if np.any((after < before) != down.astype(bool)) or (width < 32 and np.any(after >> np.uint32(width))):
+    stuck = np.where(down, after >= before, after <= before)
+    if stuck.any() or (width < 32 and np.any(after >> np.uint32(width))):
         raise source.fail("a step of nothing, or beyond the largest float")
     return _from_ranks(after, dtype), coding

@@ -86,6 +86,50 @@ def grid(
     return out + b"".join(stored(bits(part)) for part in grid_parts(matrix, rows, columns, groups))
 
 
+def planes(patterns: Sequence[int], width: int) -> bytes:
+    """Value coding 1: `width` bytes a value, rotated left by one bit, plane by plane."""
+    top = 8 * width - 1
+    rotated = [pattern << 1 & (1 << 8 * width) - 1 | pattern >> top for pattern in patterns]
+    return b"\x01" + b"".join(stored([value >> 8 * n & 0xFF for value in rotated]) for n in range(width))
+
+
+def floats(
+    patterns: Sequence[int], lowest: int, widths: Sequence[int] | None = None, symbols: bytes | None = None
+) -> bytes:
+    """Value coding 2, or with `widths` 3, of float32; `symbols` if they are not to be one stream."""
+    signs = [2 * ((p >> 23 & 0xFF) - lowest) + (p >> 31) for p in patterns]
+    coding = 2 if widths is None else 3
+    widths = [23] * len(patterns) if widths is None else widths
+    upper = [(p & 0x7FFFFF) >> 23 - m for p, m in zip(patterns, widths, strict=True)]
+    body = stored(signs) if symbols is None else symbols
+    return bytes([coding, lowest]) + body + low_bits(upper, widths)
+
+
+def rank(pattern: int, width: int) -> int:
+    """Where a float stands among all floats of as many bytes, from the lowest (a NaN) on."""
+    top = 1 << 8 * width - 1
+    return 2 * top - 1 - pattern if pattern & top else pattern + top
+
+
+def steps(new: Sequence[int], old: Sequence[int], width: int, symbols: bytes | None = None) -> bytes:
+    """Value coding 4; `symbols` if they are not to be one stream."""
+    ways = [rank(a, width) - rank(b, width) for a, b in zip(new, old, strict=True)]
+    signs = [2 * abs(way).bit_length() + (way < 0) for way in ways]
+    body = stored(signs) if symbols is None else symbols
+    return b"\x04" + body + low_bits([abs(way) for way in ways], [abs(way).bit_length() - 1 for way in ways])
+
+
+def grid_symbols(
+    symbols: Sequence[int], at: Sequence[int], groups: Sequence[int], rows: int, columns: int
+) -> bytes:
+    """Symbols under a grid; `groups` has the group of each, and every group up to the highest of the grid."""
+    mine = [[s for s, j in zip(symbols, at, strict=True) if j // columns == row] for row in range(rows)]
+    flips = [2 * sum(s & 1 for s in row) > len(row) for row in mine]
+    flat = [symbol ^ flips[j // columns] for symbol, j in zip(symbols, at, strict=True)]
+    parts = [[s for s, own in zip(flat, groups, strict=True) if own == g] for g in range(max(groups) + 1)]
+    return stored(bits(flips)) + b"".join(stored(part) for part in parts)
+
+
 # ---------------------------------------------------------------- reading
 
 
