@@ -36,7 +36,7 @@ RAW, PLANES, FLOAT, BASED, STEPS = 0, 1, 2, 3, 4
 NAMES = ("raw", "planes", "float", "based", "steps")
 MANTISSA = 23
 ONE = np.uint8(1)
-_UNSIGNED = {2: np.uint16, 4: np.uint32, 8: np.uint64}
+_UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
 class Places:
