@@ -114,11 +114,16 @@ def encode(schema: Schema, arrays: dict[int, Array], kept: Callable[[int], int])
     return Payload(tuple(blocks), b"".join(parts))
 
 
-def dense_payload(schema: Schema, flat: NDArray[np.uint8]) -> Payload:
-    """Everything that travels of a flat state, dense; the body is a view, not a copy."""
-    blocks = tuple(
+def dense_blocks(schema: Schema) -> tuple[Block, ...]:
+    """The blocks of a whole model: everything that travels, dense."""
+    return tuple(
         Block(i, pb.DENSE, schema.tensors[i].size, schema.tensors[i].nbytes) for i in schema.travelling
     )
+
+
+def dense_payload(schema: Schema, flat: NDArray[np.uint8]) -> Payload:
+    """Everything that travels of a flat state, dense; the body is a view, not a copy."""
+    blocks = dense_blocks(schema)
     end = sum(block.length for block in blocks)
     return Payload(blocks, memoryview(flat.data)[:end])
 

@@ -36,7 +36,7 @@ RAW, PLANES, FLOAT, BASED, STEPS = 0, 1, 2, 3, 4
 NAMES = ("raw", "planes", "float", "based", "steps")
 MANTISSA = 23
 ONE = np.uint8(1)
-_UNSIGNED = {2: np.uint16, 4: np.uint32, 8: np.uint64}
+_UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
 class Places:
@@ -276,6 +276,7 @@ def read_steps(source: Reader, old: Array, places: Places | None) -> tuple[Array
     size = with_leading_one(low, lengths)
     before, down = _ranks(old), (symbols & ONE).astype(np.uint32)
     after = before + ((size ^ (0 - down)) + down)  # two's complement: +size or -size
-    if np.any((after < before) != down.astype(bool)) or (width < 32 and np.any(after >> np.uint32(width))):
+    stuck = np.where(down, after >= before, after <= before)
+    if stuck.any() or (width < 32 and np.any(after >> np.uint32(width))):
         raise source.fail("a step of nothing, or beyond the largest float")
     return _from_ranks(after, dtype), coding

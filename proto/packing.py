@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from fedreuse.proto import federation_pb2 as pb
 from fedreuse.proto import floats, masks
-from fedreuse.proto.codec import Block, Buffer, Payload, decode_block
+from fedreuse.proto.codec import Block, Buffer, Payload, decode_block, dense_blocks
 from fedreuse.proto.entropy import Reader, Writer
 from fedreuse.proto.floats import Places
 from fedreuse.proto.masks import Indices, Mask
@@ -243,8 +243,10 @@ def pack_change(schema: Schema, new: State, old: State) -> Packed:
 def unpack_change(
     schema: Schema, blocks: tuple[Block, ...], body: Buffer, old: State, coded: list[Coded] | None = None
 ) -> Payload:
-    """The dense model that changed from `old`; `blocks` are those of a dense payload. Raises ProtocolError."""
+    """The model that changed from `old`, whose `blocks` must be those of a dense one. Raises ProtocolError."""
     source, before = Reader(body, "changes"), schema.views(old)
+    if blocks != dense_blocks(schema):
+        raise source.fail("changes of something else than a dense model")
     flat = np.empty(sum(block.length for block in blocks), np.uint8)
     after = schema.views(flat)
     for tensors, group in _by_tensors(sections(schema, schema.travelling)):

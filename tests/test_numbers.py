@@ -1,86 +1,160 @@
-"""Integers as bit lengths and low bits: planes by hand, any values against Python's own integers."""
+"""Integers as bit lengths and low bits: every width, by hand and against plain Python."""
 
 import numpy as np
+import packed
 import pytest
-import reference
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from reference import Bytes
+from packed import refused, stored, taken
 
 from fedreuse.proto.entropy import Reader, Writer
-from fedreuse.proto.errors import ProtocolError
-from fedreuse.proto.numbers import (
-    bit_lengths,
-    read_low_bits,
-    read_numbers,
-    with_leading_one,
-    write_low_bits,
-    write_numbers,
-)
+from fedreuse.proto.numbers import bit_lengths, read_low_bits, read_numbers, write_low_bits, write_numbers
 
-BIG = st.lists(st.integers(0, 2**64 - 1) | st.integers(0, 300) | st.sampled_from([2**53, 2**53 - 1, 2**32]))
+unhurried = settings(deadline=None)
+
+DTYPES = (np.uint16, np.uint32, np.uint64)
 
 
-@pytest.mark.parametrize("dtype", [np.uint16, np.uint32, np.uint64])
+def lows(values: list[int], widths: list[int], dtype: type = np.uint32) -> bytes:
+    out = Writer()
+    write_low_bits(out, np.array(values, dtype), np.array(widths, np.uint8))
+    return out.getvalue()
+
+
+def numbers(values: list[int]) -> bytes:
+    out = Writer()
+    write_numbers(out, np.array(values, np.uint64))
+    return out.getvalue()
+
+
+# ---------------------------------------------------------------- bit lengths
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_bit_lengths_around_every_power_of_two(dtype: type) -> None:
-    width = np.dtype(dtype).itemsize * 8
-    numbers = sorted({max(0, min(2**width - 1, 2**k + d)) for k in range(width + 1) for d in (-1, 0, 1)})
-    found = bit_lengths(np.array(numbers, dtype))
-    assert found.tolist() == [n.bit_length() for n in numbers]
+    width = 8 * np.dtype(dtype).itemsize
+    values = [0, 1, 2**width - 1] + [2**n + d for n in range(1, width) for d in (-1, 0, 1)]
+    assert bit_lengths(np.array(values, dtype)).tolist() == [value.bit_length() for value in values]
 
 
-def test_planes_by_hand() -> None:
-    """Widths 10, 3, 10, 0: first the width 3, one bit a value, then the width 10 as a byte plane and two bit planes."""
-    values = np.array([0b1100000001, 0b101, 0b0111111110, 0b1], np.uint32)
-    out = Writer()
-    write_low_bits(out, values, np.array([10, 3, 10, 0], np.uint8))
-    assert out.getvalue() == bytes([1, 0, 1, 0b00000001, 0b11111110, 0b11, 0b01])
+def test_no_numbers_have_no_lengths() -> None:
+    assert bit_lengths(np.empty(0, np.uint64)).tolist() == []
 
 
-def test_only_low_bits_are_stored() -> None:
-    out = Writer()
-    write_low_bits(out, np.array([0xFFFF], np.uint32), np.array([4], np.uint8))
-    back = read_low_bits(Reader(out.getvalue(), ""), np.array([4], np.uint8), np.dtype(np.uint32))
-    assert back.tolist() == [0xF]
+# ---------------------------------------------------------------- low bits
 
 
-@given(BIG, st.data())
-def test_low_bits_of_any_widths_come_back(numbers: list[int], data: st.DataObject) -> None:
-    widths = data.draw(st.lists(st.integers(0, 64), min_size=len(numbers), max_size=len(numbers)))
-    bits, values = np.array(widths, np.uint8), np.array(numbers, np.uint64)
-    out = Writer()
-    write_low_bits(out, values, bits)
-    expected = [n & ((1 << m) - 1) for n, m in zip(numbers, widths, strict=True)]
-    source = Reader(out.getvalue(), "")
-    assert read_low_bits(source, bits, np.dtype(np.uint64)).tolist() == expected
+@pytest.mark.parametrize(
+    ("values", "widths", "body"),
+    [
+        # Nothing at all, and values of which no bit is kept.
+        ([], [], ""),
+        ([5, 7], [0, 0], ""),
+        # Width 3: planes of the bits 1, 2, 4 of 5 = 101, 3 = 011 and 6 = 110, the first value lowest.
+        ([5, 3, 6], [3, 3, 3], "03 06 05"),
+        # Nine values of one bit take two bytes: bits 0, 2, 8.
+        ([1, 0, 1, 0, 0, 0, 0, 0, 1], [1] * 9, "05 01"),
+        # Width 8: one byte a value. Width 16: the lower bytes of all, then the upper.
+        ([0xAB, 0xCD], [8, 8], "ab cd"),
+        ([0x1234, 0x5678], [16, 16], "34 78 12 56"),
+        # Width 10: a byte plane and two bit planes. 0x2ab = 10 10101011, 0x155 = 01 01010101.
+        ([0x2AB, 0x155], [10, 10], "ab 55 02 01"),
+        # Narrow values first, whatever their order: widths 8, 2, 8, 2. 3 = 11 and 1 = 01: planes 11 and 01.
+        ([0x11, 3, 0x22, 1], [8, 2, 8, 2], "03 01 11 22"),
+        # What is above the width is not looked at.
+        ([0xFFFFFFFF, 0xFFFFFFF4], [2, 2], "01 01"),
+    ],
+)
+def test_low_bits_by_hand(values: list[int], widths: list[int], body: str) -> None:
+    assert lows(values, widths) == bytes.fromhex(body)
+    source = Reader(bytes.fromhex(body), "test")
+    back = read_low_bits(source, np.array(widths, np.uint8), np.dtype(np.uint32))
     source.end()
-    assert reference.low_bits(Bytes(out.getvalue()), widths) == expected
+    assert back.tolist() == [value & (1 << width) - 1 for value, width in zip(values, widths, strict=True)]
 
 
-@given(BIG)
-def test_numbers_come_back(numbers: list[int]) -> None:
-    out = Writer()
-    write_numbers(out, np.array(numbers, np.uint64))
-    source = Reader(out.getvalue(), "")
-    assert read_numbers(source, len(numbers)).tolist() == numbers
+@st.composite
+def low_bits(draw: st.DrawFn) -> tuple[type, list[int], list[int]]:
+    """Values of any bits, each with a width up to the whole."""
+    dtype = draw(st.sampled_from(DTYPES))
+    full = 8 * np.dtype(dtype).itemsize
+    pairs = draw(st.lists(st.tuples(st.integers(0, 2**full - 1), st.integers(0, full)), max_size=40))
+    return dtype, [value for value, _ in pairs], [width for _, width in pairs]
+
+
+@unhurried
+@given(case=low_bits())
+@example(case=(np.uint64, [2**64 - 1], [64]))
+@example(case=(np.uint16, [2**16 - 1, 1], [16, 16]))
+def test_low_bits_are_the_planes_that_plain_python_makes(case: tuple[type, list[int], list[int]]) -> None:
+    dtype, values, widths = case
+    body = lows(values, widths, dtype)
+    assert body == packed.low_bits(values, widths)
+    back = read_low_bits(Reader(body, "test"), np.array(widths, np.uint8), np.dtype(dtype))
+    assert back.dtype == dtype
+    assert back.tolist() == [value & (1 << width) - 1 for value, width in zip(values, widths, strict=True)]
+    for end in range(len(body)):
+        refused(
+            body[:end],
+            lambda source: read_low_bits(source, np.array(widths, np.uint8), np.dtype(dtype)),
+            "bytes are due",
+        )
+
+
+# ---------------------------------------------------------------- numbers
+
+
+@pytest.mark.parametrize(
+    ("values", "body"),
+    [
+        ([], "00"),
+        # Lengths 0, 1, 2, 2, 9. Of 2 = 10 and 3 = 11 one bit each: 10. Of 0x1ab the byte below its leading one.
+        ([0, 1, 2, 3, 0x1AB], "0a 00 01 02 02 09 02 ab"),
+        # 2^63 + 1 has length 64 = 0x40 and 63 bits below: seven bytes and seven bits.
+        ([2**63 + 1], "02 40 01 000000000000 00000000000000"),
+    ],
+)
+def test_numbers_by_hand(values: list[int], body: str) -> None:
+    assert numbers(values) == bytes.fromhex(body)
+    assert read_numbers(Reader(bytes.fromhex(body), "test"), len(values)).tolist() == values
+
+
+@unhurried
+@given(
+    values=st.lists(st.one_of(st.integers(0, 20), st.integers(0, 2**64 - 1)), max_size=15),
+    copies=st.sampled_from([1, 40]),
+)
+def test_numbers_come_back(values: list[int], copies: int) -> None:
+    every = values * copies
+    body = numbers(every)
+    if copies == 1:  # too few to be worth a frame: every byte is known
+        assert body == packed.numbers(values)
+    source = Reader(body, "test")
+    assert read_numbers(source, len(every)).tolist() == every
     source.end()
-    assert reference.numbers(Bytes(out.getvalue()), len(numbers)) == numbers
 
 
-def test_a_number_of_too_many_bits_is_refused() -> None:
-    with pytest.raises(ProtocolError, match="65 bits"):
-        read_numbers(Reader(b"\x02\x41" + bytes(9), "here"), 1)
+def test_numbers_whose_lengths_are_compressed_are_read() -> None:
+    values = list(range(1000))
+    lengths = [value.bit_length() for value in values]
+    body = packed.zipped(lengths) + packed.low_bits(values, [max(length - 1, 0) for length in lengths])
+    assert read_numbers(Reader(body, "test"), 1000).tolist() == values
 
 
-def test_truncated_numbers_are_refused() -> None:
-    out = Writer()
-    write_numbers(out, np.array([300, 5, 70000], np.uint64))
-    for cut in range(len(out.getvalue())):
-        with pytest.raises(ProtocolError):
-            read_numbers(Reader(out.getvalue()[:cut], "here"), 3)
+def test_a_number_of_more_than_64_bits_is_refused() -> None:
+    assert read_numbers(Reader(stored([64]) + bytes(14), "test"), 1).tolist() == [2**63]
+    refused(stored([65]) + bytes(20), lambda source: read_numbers(source, 1), "a number of 65 bits")
+    refused(stored([0, 255]) + bytes(40), lambda source: read_numbers(source, 2), "a number of 255 bits")
 
 
-def test_leading_ones() -> None:
-    lengths = np.array([0, 1, 4, 64], np.uint8)
-    low = np.array([0, 0, 0b010, 5], np.uint64)
-    assert with_leading_one(low, lengths).tolist() == [0, 1, 0b1010, 2**63 + 5]
+def test_another_count_of_numbers_is_refused() -> None:
+    body = numbers([1, 2, 3])
+    for count in (2, 4):
+        refused(body, lambda source, count=count: read_numbers(source, count))
+
+
+@settings(deadline=None, max_examples=300)
+@given(body=st.binary(max_size=60), count=st.integers(0, 20))
+def test_any_bytes_are_refused_or_give_as_many_numbers_as_are_due(body: bytes, count: int) -> None:
+    values = taken(body, lambda source: read_numbers(source, count))
+    assert values is None or (values.dtype, values.size) == (np.uint64, count)
