@@ -30,12 +30,14 @@ def ipv6() -> bool:
 
 
 @asynccontextmanager
-async def federation(folder: Path, *, tls: dict | None = None, pause: int | None = None, **how):
+async def federation(
+    folder: Path, *, tls: dict | None = None, pause: int | None = None, disguise: bool = True, **how
+):
     """A server, a proxy, and a process with the clients; it is over when the block has ended."""
     total = how.get("clients", 1)
     async with (
         server(folder / "server", **how) as serving,
-        CountingProxy(await serving.hear("address")) as proxy,
+        CountingProxy(await serving.hear("address"), disguise=disguise) as proxy,
         client(proxy.address, folder, *range(total), tls=tls, pause=pause) as taking,
     ):
         yield proxy, taking
@@ -187,3 +189,18 @@ async def test_after_a_reconnect_both_connections_are_in_the_sums(tmp_path):
     missing = messages(first.up.tail(total(early, "up", "http2")))
     assert missing in ([], [last_heartbeat(early)])
     first.down.tail(total(early, "down", "http2"))
+
+
+async def test_where_addresses_are_translated_the_uplink_is_what_arrived(tmp_path):
+    """The server sees the proxy's address, by which the client cannot find its connection."""
+    async with federation(tmp_path, disguise=False) as (proxy, _):
+        pass
+    (connection,) = proxy.connections
+    served, own = ledgers(tmp_path)
+    for way in WAYS:
+        assert messages(getattr(connection, way).tail(total(served, way, "http2"))) == []
+    uplink = [row for row in served if row["kind"] == "connection" and row["direction"] == "up"]
+    assert {row["segments"] for row in uplink} == {""}
+    assert all("at the client: this process has no such TCP connection" in row["how"] for row in uplink)
+    assert {row["http2"] for row in own} == {""}
+    assert [row["direction"] for row in own if "no such TCP connection" in row["how"]] == ["up", "down"]
