@@ -1,7 +1,5 @@
 """Packed bodies read by a second decoder (`reference`), which was written from proto/README.md alone."""
 
-import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +17,6 @@ from fedreuse.proto.schema import PARAMETER, Schema, TensorSpec
 
 FLOATS = ("float32", "float16", "bfloat16", "float64")
 SHAPES = ((), (1,), (10,), (3, 5), (4, 0), (64, 80), (4097,), (16, 4, 90), (70, 70))
-VECTORS = Path(__file__).parent / "vectors" / "v2"
 
 
 def schema_of(*tensors: tuple[str, tuple[int, ...]], kind: pb.TensorKind = PARAMETER) -> Schema:
@@ -179,39 +176,3 @@ def test_bit_patterns_survive_that_numbers_would_not() -> None:
     assert packed.sections[0].stored == 4
     blocks = codec.dense_payload(schema, new.view(np.uint8)).blocks
     assert bytes(unpack_change(schema, blocks, packed.body, old.view(np.uint8)).body) == new.tobytes()
-
-
-# ---------------------------------------------------------------- golden vectors
-
-
-@pytest.mark.parametrize("name", sorted(path.stem for path in VECTORS.glob("*.json")))
-def test_bodies_of_version_2_go_on_meaning_the_same(name: str) -> None:
-    """Files made once. Both decoders find in them what is written beside them."""
-    about = json.loads((VECTORS / f"{name}.json").read_text("utf-8"))
-    body, payload = ((VECTORS / f"{name}.{part}.bin").read_bytes() for part in ("body", "payload"))
-    schema = schema_of(*((dtype, tuple(shape)) for dtype, shape in about["schema"]))
-    blocks = tuple(codec.Block(*block) for block in about["blocks"])
-    against = VECTORS / f"{name}.base.bin"
-    old = np.fromfile(against, np.uint8) if against.exists() else None
-    coded: list[Coded] = []
-    if about["change"]:
-        assert old is not None
-        back = unpack_change(schema, blocks, body, old, coded)
-    else:
-        back = unpack(schema, blocks, body, old, coded)
-    assert bytes(back.body) == payload
-    assert [[c.index_coding, c.value_coding] for c in coded] == about["codings"]
-    found = second_reading(schema, body, [b.index for b in blocks], old, change=about["change"])
-    after = contents(schema, Payload(blocks, payload))
-    if about["change"]:
-        assert old is not None
-        before = contents(schema, codec.dense_payload(schema, old))
-        found = {index: before[index] | found.get(index, {}) for index in before}
-    assert found == after
-
-
-def test_the_vectors_have_every_coding() -> None:
-    abouts = [json.loads(path.read_text("utf-8")) for path in VECTORS.glob("*.json")]
-    pairs = [pair for about in abouts for pair in about["codings"]]
-    assert {index for index, _ in pairs} == {0, 1, 2, 3}
-    assert {value for _, value in pairs} == {0, 1, 2, 3, 4}
