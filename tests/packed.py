@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import pytest
 import zstandard
-
-from fedreuse.proto import federation_pb2 as pb
-from fedreuse.proto.entropy import Reader
-from fedreuse.proto.errors import ProtocolError
 
 
 def varint(value: int) -> bytes:
@@ -128,23 +123,3 @@ def grid_symbols(
     flat = [symbol ^ flips[j // columns] for symbol, j in zip(symbols, at, strict=True)]
     parts = [[s for s, own in zip(flat, groups, strict=True) if own == g] for g in range(max(groups) + 1)]
     return stored(bits(flips)) + b"".join(stored(part) for part in parts)
-
-
-# ---------------------------------------------------------------- reading
-
-
-def refused(body: bytes, take: Callable[[Reader], object], text: str | None = None) -> None:
-    """Taking something from this body fails as MALFORMED, in words that match."""
-    with pytest.raises(ProtocolError, match=text) as caught:
-        take(Reader(body, "test"))
-    assert caught.value.code == pb.MALFORMED
-
-
-def taken(body: bytes, take: Callable[[Reader], object]) -> Any:
-    """What was taken, or None if that was refused as MALFORMED; any other exception is a failure."""
-    try:
-        return take(Reader(body, "test"))
-    except ProtocolError as error:
-        if error.code != pb.MALFORMED:
-            raise
-        return None

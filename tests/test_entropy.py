@@ -7,7 +7,8 @@ import pytest
 import zstandard
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from packed import refused, taken, varint
+from packed import varint
+from refusals import refused, taken
 
 from fedreuse.proto import federation_pb2 as pb
 from fedreuse.proto.entropy import Reader, Writer

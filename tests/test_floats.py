@@ -9,7 +9,7 @@ import packed
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from packed import refused, taken
+from refusals import refused, taken
 
 from fedreuse.proto.entropy import Reader, Writer
 from fedreuse.proto.floats import (

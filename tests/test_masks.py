@@ -8,7 +8,8 @@ import packed
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from packed import bits, refused, stored, taken
+from packed import bits, stored
+from refusals import refused, taken
 
 from fedreuse.proto.entropy import Reader, Writer
 from fedreuse.proto.errors import ProtocolError

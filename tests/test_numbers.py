@@ -5,7 +5,8 @@ import packed
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from packed import refused, stored, taken
+from packed import stored
+from refusals import refused, taken
 
 from fedreuse.proto.entropy import Reader, Writer
 from fedreuse.proto.numbers import bit_lengths, read_low_bits, read_numbers, write_low_bits, write_numbers
