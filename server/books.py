@@ -8,7 +8,7 @@ from dataclasses import fields
 from threading import Lock
 from typing import Any
 
-from fedreuse.proto.ledger import LAYERS, Direction, Row, Totals
+from fedreuse.proto.ledger import CONNECTION, CONNECTION_LAYERS, LAYERS, Direction, Row, Totals
 from fedreuse.proto.transfers import Part
 
 PART_COLUMNS = (
@@ -38,6 +38,8 @@ class Books:
         self._charged: set[int] = set()
         self._parts: dict[tuple[Any, ...], list[int]] = {}
         self._sums: Counter[tuple[str, str]] = Counter()
+        # Layers that some connection of the open round did not show: no sum of the others is given for them.
+        self._partial: set[tuple[str, str]] = set()
         self._lock = Lock()
 
     # -- rows
@@ -52,6 +54,8 @@ class Books:
                 value = getattr(row, layer)
                 if value is not None and row.round == self.round:
                     self._sums[row.direction, layer] += value
+            if row.kind == CONNECTION and row.round == self.round:
+                self._partial.update((row.direction, layer) for layer in _lacking(row))
 
     def write(self, row: Row) -> None:
         """Enter a counted row, its fate now known, into bytes.csv with the next commit."""
@@ -80,6 +84,7 @@ class Books:
             self.round = round
             self._charged.clear()
             self._sums.clear()
+            self._partial.clear()
 
     def modelled_bytes(self, kind: str, client: int, round: int) -> int:
         """What the papers' model charges for a message as it is sent or comes in: a dense model once per
@@ -113,10 +118,11 @@ class Books:
     # -- sums
 
     def round_sums(self) -> dict[str, int | None]:
-        """Bytes of the open round so far, by column of rounds.csv; None where nothing was observed."""
+        """Bytes of the open round so far, by column of rounds.csv; None where a layer was not observed, or for
+        some connections only."""
         with self._lock:
             return {
-                f"{way}link_{layer}": self._sums.get((way, layer))
+                f"{way}link_{layer}": None if (way, layer) in self._partial else self._sums.get((way, layer))
                 for way in ("up", "down")
                 for layer in LAYERS
             }
@@ -168,3 +174,12 @@ class Books:
 
 def _dumped(row: Row) -> list[Any]:
     return [getattr(row, field.name) for field in fields(Row)]
+
+
+def _lacking(row: Row) -> list[str]:
+    """Layers that a connection's row does not have; it needs only one of http2 and tls."""
+    return [
+        layer
+        for layer in CONNECTION_LAYERS
+        if getattr(row, layer) is None and {"http2": row.tls, "tls": row.http2}.get(layer) is None
+    ]

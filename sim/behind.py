@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedreuse.sim.folder import damage, repair
-from fedreuse.sim.summary import read_rows
+from fedreuse.sim.records import read_rows
 
 GROUPS = ((1, 1), (2, 2), (3, 4), (5, 5), (6, 8), (9, 16), (17, None))
 """Rounds behind that are shown together, both ends included."""

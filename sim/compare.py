@@ -34,9 +34,10 @@ from fedreuse.sim.folder import (
     read_config,
     repair,
 )
+from fedreuse.sim.records import read_rounds
 from fedreuse.sim.remarks import Absence
 from fedreuse.sim.reuse import Ceiling, Scores, ceiling, score_histogram
-from fedreuse.sim.summary import read_rounds, summarise
+from fedreuse.sim.summary import summarise
 from fedreuse.sim.sums import WAYS, Body, Connections, Cost, Entry, read_bodies, read_sums, total
 
 __all__ = ["Comparison", "Run", "compare", "to_csv", "to_json"]
@@ -129,7 +130,7 @@ class Run:
 
     @property
     def absences(self) -> tuple[Absence, ...]:
-        return remarks.absences(self)
+        return remarks.absences(self, self.body)
 
     @property
     def reuse_fraction(self) -> float | None:
@@ -187,7 +188,7 @@ def _read_run(folder: Path, name: str) -> Run:
     if finished:
         _check(folder / "rounds.csv", rounds == committed)
         # Older summaries have fewer layers.
-        found = {way: sums.totals.layers(way).items() for way in WAYS}
+        found = {way: sums.layers(way).items() for way in WAYS}
         _check(folder / "bytes.csv", all(summary[f"{way}link"].items() <= found[way] for way in WAYS))
     clients = {key: summary["reuse"][key] for key in COUNTS}
     clients["always"] = clients["fresh"] - sum(clients[cause] for cause in CAUSES)

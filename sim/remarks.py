@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from fedreuse.proto.ledger import CONNECTION_LAYERS, MESSAGE_LAYERS
+from fedreuse.proto.ledger import CONNECTION_LAYERS, MESSAGE_LAYERS, Direction
 from fedreuse.sim.config import RunConfig
-from fedreuse.sim.sums import WAYS, total
+from fedreuse.sim.sums import WAYS, Connections, Entry, total
 
 if TYPE_CHECKING:
     from fedreuse.sim.compare import Run
@@ -82,33 +82,44 @@ class Absence:
     reason: str
 
 
-def absences(run: Run) -> tuple[Absence, ...]:
-    """Why layers of a run are absent, each reason once."""
+class Observed(Protocol):
+    """What a ledger came to; see `Sums`."""
+
+    @property
+    def entries(self) -> tuple[Entry, ...]: ...
+    @property
+    def connections(self) -> Mapping[Direction, Connections]: ...
+    @property
+    def partial(self) -> tuple[str, ...]: ...
+
+
+def absences(ledger: Observed, body: str | None) -> tuple[Absence, ...]:
+    """Why layers are absent, each reason once. `body` is the command that ran the run, if known."""
     found: dict[str, list[str]] = {}
     for way in WAYS:
-        there = [entry for entry in run.entries if entry.direction == way]
+        there = [entry for entry in ledger.entries if entry.direction == way]
         sums = total(there)
         for layer in MESSAGE_LAYERS:
             if there and sums[layer] is None:
-                partly = f"{way}link {layer}" in run.partial
-                reason = "only a part of the messages has it" if partly else _unserialized(run)
+                partly = f"{way}link {layer}" in ledger.partial
+                reason = "only a part of the messages has it" if partly else _unserialized(body)
                 found.setdefault(reason, []).append(f"{way}link {layer}")
-        connections = run.connections[way]
+        connections = ledger.connections[way]
         for below in CONNECTION_LAYERS:
             if connections.applies(below) and connections.layer(below) is None:
-                reason = _reasons(connections.lacking[below]) if connections.rows else _unmetered(run)
+                reason = _reasons(connections.lacking[below]) if connections.rows else _unmetered(body)
                 found.setdefault(reason, []).append(f"{way}link {below}")
     return tuple(Absence(tuple(layers), reason) for reason, layers in found.items())
 
 
-def _unserialized(run: Run) -> str:
-    if run.body == "sim":
+def _unserialized(body: str | None) -> str:
+    if body == "sim":
         return "in process without serialized messages (`fedreuse sim --wire` serializes them)"
     return "no message's row has it"
 
 
-def _unmetered(run: Run) -> str:
-    if run.body is not None and run.body.startswith("sim"):
+def _unmetered(body: str | None) -> str:
+    if body is not None and body.startswith("sim"):
         return "in process: there are no connections (`fedreuse launch` has them)"
     return "bytes.csv has no rows of connections"
 

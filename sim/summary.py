@@ -2,61 +2,29 @@
 
 from __future__ import annotations
 
-import csv
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from fedreuse.proto import modelled
-from fedreuse.proto.ledger import CONNECTION_LAYERS, MESSAGE_LAYERS, Layer, Row, Totals
 from fedreuse.server.federation import CAUSES
 from fedreuse.server.store import RunError
 from fedreuse.server.weights import load_model
 from fedreuse.sim.config import RunConfig
-from fedreuse.sim.folder import INITIAL, SUMMARY
-
-
-def read_rows(folder: Path) -> Iterator[Row]:
-    """The rows of bytes.csv; rounds count from 1, 0 belongs to no round. Raises RunError."""
-    with _open(folder / "bytes.csv") as handle:
-        for cells in csv.DictReader(handle):
-            # Older folders have no columns below gRPC.
-            texts: dict[Layer, str] = {layer: cells[layer] for layer in MESSAGE_LAYERS}
-            texts |= {layer: cells.get(layer, "") for layer in CONNECTION_LAYERS}
-            numbers = {layer: int(text) if text else None for layer, text in texts.items()}
-            yield Row(
-                int(cells["round"]),
-                int(cells["client"]),
-                cells["direction"],  # type: ignore[arg-type]
-                cells["kind"],
-                cells["status"],  # type: ignore[arg-type]
-                how=cells.get("how", ""),
-                **numbers,  # type: ignore[arg-type]
-            )
-
-
-def read_rounds(folder: Path) -> list[dict[str, str]]:
-    """The rows of rounds.csv, as text. Raises RunError."""
-    with _open(folder / "rounds.csv") as handle:
-        return list(csv.DictReader(handle))
-
-
-def _open(path: Path) -> Any:
-    if not path.exists():
-        raise RunError(f"{path} is missing; is {path.parent} a run folder?")
-    return path.open(encoding="utf-8", newline="")
+from fedreuse.sim.folder import INITIAL, SUMMARY, read_body
+from fedreuse.sim.records import read_rounds
+from fedreuse.sim.remarks import absences
+from fedreuse.sim.sums import read_sums
 
 
 def summarise(folder: Path, config: RunConfig, test: dict[str, float] | None) -> dict[str, Any]:
     """The summary of a run as far as it has come; absent figures are None."""
     rounds = read_rounds(folder)
-    totals = Totals()
-    totals.add(read_rows(folder))
+    sums = read_sums(folder, None)
     schema, _ = load_model(folder / INITIAL)
     dense = modelled.dense_bytes((t.size, t.width) for t in schema.tensors)
     selected = _sum(rounds, "selected")
-    up, down = totals.layers("up"), totals.layers("down")
+    up, down = sums.layers("up"), sums.layers("down")
     validation = [float(r["validation_accuracy"]) for r in rounds if r["validation_accuracy"]]
     counts = {name: _sum(rounds, name) for name in ("fresh", "reused", *CAUSES, "fault", "bridged")}
     return {
@@ -74,6 +42,9 @@ def summarise(folder: Path, config: RunConfig, test: dict[str, float] | None) ->
         },
         "uplink": up,
         "downlink": down,
+        "absent": {
+            layer: absence.reason for absence in absences(sums, _body(folder)) for layer in absence.layers
+        },
         "saving": {
             "uplink_modelled": _uplink_saving(up["modelled"], selected, dense),
             "symmetric_modelled": _symmetric_saving(up["modelled"], down["modelled"], selected, dense),
@@ -82,6 +53,14 @@ def summarise(folder: Path, config: RunConfig, test: dict[str, float] | None) ->
         },
         "reuse": {"fraction": counts["reused"] / selected if selected else None, **counts},
     }
+
+
+def _body(folder: Path) -> str | None:
+    """The command that ran it; older folders, and those put together by hand, do not say."""
+    try:
+        return read_body(folder)
+    except RunError:
+        return None
 
 
 def write_summary(folder: Path, summary: dict[str, Any]) -> None:

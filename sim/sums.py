@@ -18,13 +18,13 @@ from fedreuse.proto.ledger import (
     MESSAGE_LAYERS,
     ConnectionLayer,
     Direction,
+    Layer,
     MessageLayer,
     Row,
     Status,
-    Totals,
 )
 from fedreuse.sim.folder import check_ending, damage, repair
-from fedreuse.sim.summary import read_rows
+from fedreuse.sim.records import read_rows
 
 Layers = Mapping[MessageLayer, int | None]
 """Bytes by layer; None where the layer was not observed."""
@@ -166,7 +166,13 @@ class Sums:
     connections: Mapping[Direction, Connections]
     partial: tuple[str, ...]
     partial_connections: tuple[str, ...]
-    totals: Totals
+
+    def layers(self, way: Direction) -> dict[Layer, int | None]:
+        """Everything of one direction, by layer; None where a layer is not complete."""
+        there = self.connections[way]
+        mine = total(e for e in self.entries if e.direction == way)
+        result: dict[Layer, int | None] = {layer: count for layer, count in mine.items()}
+        return result | {layer: there.layer(layer) for layer in CONNECTION_LAYERS}
 
 
 def read_sums(folder: Path, rounds: int | None) -> Sums:
@@ -175,7 +181,6 @@ def read_sums(folder: Path, rounds: int | None) -> Sums:
     seen: Counter[tuple[Direction, str, Status, MessageLayer]] = Counter()
     sums: Counter[tuple[Direction, str, Status, MessageLayer]] = Counter()
     gathered = {way: _Gathering() for way in WAYS}
-    totals = Totals()
     path = folder / "bytes.csv"
     with damage(path, repair(folder)):
         for row in read_rows(folder):
@@ -183,7 +188,6 @@ def read_sums(folder: Path, rounds: int | None) -> Sums:
                 raise ValueError(f"direction {row.direction!r}, status {row.status!r}")
             if rounds is not None and row.round > rounds:
                 continue  # a round that is still open or was broken off: it belongs to no m
-            totals.add([row])
             if row.kind == CONNECTION:
                 gathered[row.direction].add(row)
                 continue
@@ -209,7 +213,7 @@ def read_sums(folder: Path, rounds: int | None) -> Sums:
         partial += [f"{way}link {layer}" for layer in MESSAGE_LAYERS if 0 < found[layer] < whole]
     connections = {way: gathering.done() for way, gathering in gathered.items()}
     partly = [text for way in WAYS for text in _partly(way, connections[way])]
-    return Sums(tuple(entries), connections, tuple(partial), tuple(partly), totals)
+    return Sums(tuple(entries), connections, tuple(partial), tuple(partly))
 
 
 def _partly(way: Direction, there: Connections) -> Iterable[str]:

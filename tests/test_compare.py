@@ -517,7 +517,7 @@ def test_csv_has_a_line_per_kind_status_and_layer(tmp_path: Path) -> None:
         *("run", "method", "task", "seed", "direction", "kind", "status", "messages", "layer", "bytes"),
         *("count", "absent"),
     ]
-    assert len(table) == 9 * 4
+    assert len(table) == 9 * 4 + 2  # models by rounds behind: first, one
     assert list(table[3].values()) == (
         ["run", "dg-fedreuse", "digits", "7", "up", "update", "ok", "3", "grpc", "180", "", ""]
     )
@@ -539,7 +539,12 @@ def test_json_and_csv_agree(tmp_path: Path) -> None:
             (k["direction"], k["kind"], k["status"], str(k["messages"]), layer, "" if n is None else str(n))
             for k in run["kinds"]
             for layer, n in k["bytes"].items()
-        ] == [(*list(row.values())[4:10],) for row in mine]
+        ] == [(*list(row.values())[4:10],) for row in mine if row["kind"] != "behind"]
+        assert [(g["label"], g["models"], g["payload"]) for g in run["models_by_rounds_behind"]] == [
+            (row["layer"].removeprefix("payload behind "), int(row["messages"]), int(row["bytes"]))
+            for row in mine
+            if row["kind"] == "behind"
+        ]
 
 
 # ---------------------------------------------------------------- tables

@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 from fedreuse.proto.ledger import CONNECTION, Direction
 from fedreuse.sim.compare import Run
 from fedreuse.sim.folder import check_ending, damage, repair
-from fedreuse.sim.summary import read_rounds, read_rows
+from fedreuse.sim.records import read_rounds, read_rows
 from fedreuse.sim.sums import TENSORS, WAYS
 
 Stage = Literal["modelled", "payload", "message", "grpc", "socket", "tcp_payload", "ip"]

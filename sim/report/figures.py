@@ -337,8 +337,11 @@ def bytes_by_rounds(stories: Sequence[Chronicle]) -> Plot:
 # ---------------------------------------------------------------- the gate
 
 
-def clauses(run: int, story: Chronicle) -> Plot:
-    """How many of each cohort each clause of the gate sent to train, and how many were reused."""
+def clauses(run: int, story: Chronicle) -> Plot | None:
+    """How many of each cohort each clause of the gate sent to train, and how many were reused; None without a gate,
+    unless clients failed."""
+    if story.run.config.gate.kind == "none" and not story.run.clients["fault"]:
+        return None
     figure = go.Figure()
     rounds = list(range(1, story.run.rounds + 1))
     for clause in CLAUSES:

@@ -194,12 +194,19 @@ def _section(index: int, story: Chronicle) -> Section:
         facts=tuple(_facts(run)),
         figures=tuple(_figures(story)),
         layers=tuple(_layers(run)),
-        how=tuple(dict.fromkeys(text for there in run.connections.values() for text in there.how if text)),
+        how=tuple(_how(run)),
         gate=tuple(plot for plot in gate if plot is not None),
         falls=tuple(plot for plot in falls if plot is not None),
         tensors=tuple(plot for plot in payloads if plot is not None),
         config=yaml.safe_dump(run.config.model_dump(mode="json"), sort_keys=False, allow_unicode=True),
     )
+
+
+def _how(run: Run) -> Iterator[str]:
+    """How figures of connections were obtained, where the reason of an absence does not say it already."""
+    said = {absence.reason for absence in run.absences}
+    found = dict.fromkeys(text for there in run.connections.values() for text in there.how if text)
+    return (text for text in found if text not in said)
 
 
 def _facts(run: Run) -> Iterator[tuple[str, str]]:

@@ -35,7 +35,7 @@ from fedreuse.proto.meter import SYN_EXTRA
 from fedreuse.server.store import RunError
 from fedreuse.sim.compare import Run, compare
 from fedreuse.sim.launch import split_clients
-from fedreuse.sim.summary import read_rows
+from fedreuse.sim.records import read_rows
 
 RATE, LOSS = 20_000_000, 0.01
 HEADERS = 52

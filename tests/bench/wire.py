@@ -34,7 +34,7 @@ from fedreuse.proto.codec import Payload
 from fedreuse.proto.ledger import Row
 from fedreuse.server.weights import load_model
 from fedreuse.sim.folder import INITIAL, read_config
-from fedreuse.sim.summary import read_rows
+from fedreuse.sim.records import read_rows
 
 console = Console(width=None if sys.stdout.isatty() else 110)
 LAGS = ((1, 1), (2, 4), (5, 5), (6, 16), (17, 10**9))
