@@ -158,8 +158,8 @@ def unpack(
         parts = []
         for section in group:
             was = None if base_values is None else section.of(base_values)
-            parts.append(_read(source, section, was, coded, change=False))
-        chosen, values = _end_to_end([part[1] for part in parts]), _end_to_end([part[2] for part in parts])
+            parts.append(_read(source, section, was, coded, change=False)[1:])  # coordinates take most room
+        chosen, values = _end_to_end([part[0] for part in parts]), _end_to_end([part[1] for part in parts])
         _scatter(schema, group[0], by_index, room, chosen, values, source)
     source.end()
     return Payload(blocks, flat.data)

@@ -20,7 +20,10 @@ from fedreuse.sim.console import (
     Overrides,
     TensorBoard,
     TlsCa,
+    TlsCertificate,
+    TlsKey,
     Verbose,
+    client_tls,
     complain,
     err,
     errors,
@@ -226,10 +229,8 @@ def client(
         float, typer.Option("--give-up", help="Seconds without a server that are too many.")
     ] = 300.0,
     tls_ca: TlsCa = None,
-    tls_certificate: Annotated[
-        Path | None, typer.Option("--tls-certificate", help="PEM file to show to a server that asks for one.")
-    ] = None,
-    tls_key: Annotated[Path | None, typer.Option("--tls-key", help="PEM file with its key.")] = None,
+    tls_certificate: TlsCertificate = None,
+    tls_key: TlsKey = None,
     verbose: Verbose = True,
     exit_with_parent: Annotated[bool, typer.Option("--exit-with-parent", hidden=True)] = False,
 ) -> None:
@@ -239,7 +240,6 @@ def client(
     """
     _logging(verbose)
     with errors():
-        from fedreuse.client.tls import ClientTls
         from fedreuse.sim.folder import read_config
         from fedreuse.sim.launch import trusted
         from fedreuse.sim.roles import exit_with_parent as watch_parent
@@ -250,12 +250,8 @@ def client(
             watch_parent(os.getppid())
         resolved = read_config(run) if run is not None else _configuration(config, overrides, data)
         indices = _indices(clients, resolved.clients.total)
-        tls = trusted(resolved) if run is not None else None
-        authority = tls_ca or (None if tls is None else tls.ca)
-        if authority is not None:
-            tls = ClientTls(ca=authority, certificate=tls_certificate, key=tls_key)
-        elif tls_certificate is not None or tls_key is not None:
-            complain(ValueError("--tls-certificate and --tls-key need --tls-ca FILE, the server's authority"))
+        known = trusted(resolved) if run is not None else None
+        tls = client_tls(tls_ca or (known.ca if known else None), tls_certificate, tls_key)
         finished = take_part(
             address,
             indices,

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 from rich.console import Console
 from rich.markup import escape
+
+if TYPE_CHECKING:
+    from fedreuse.client.tls import ClientTls
 
 out = Console()
 err = Console(stderr=True)
@@ -31,6 +34,10 @@ Json = Annotated[bool, typer.Option("--json", help="Machine-readable result on s
 TlsCa = Annotated[
     Path | None, typer.Option("--tls-ca", help="Speak TLS and trust this authority (PEM file).")
 ]
+TlsCertificate = Annotated[
+    Path | None, typer.Option("--tls-certificate", help="PEM file to show to a server that asks for one.")
+]
+TlsKey = Annotated[Path | None, typer.Option("--tls-key", help="PEM file with its key.")]
 Capture = Annotated[
     Path | None,
     typer.Option("--capture", help="Write every message to a file in this folder, for `fedreuse inspect`."),
@@ -86,3 +93,14 @@ def complain(error: BaseException) -> NoReturn:
     """One sentence, and status 1."""
     err.print(f"[bold red]error:[/bold red] {escape(str(error))}", highlight=False, soft_wrap=True)
     raise typer.Exit(1)
+
+
+def client_tls(ca: Path | None, certificate: Path | None, key: Path | None) -> ClientTls | None:
+    """How a client speaks TLS by its options; None for plaintext."""
+    from fedreuse.client.tls import ClientTls
+
+    if ca is None:
+        if certificate is not None or key is not None:
+            complain(ValueError("--tls-certificate and --tls-key need --tls-ca FILE, the server's authority"))
+        return None
+    return ClientTls(ca=ca, certificate=certificate, key=key)

@@ -9,22 +9,25 @@ from typing import Annotated
 
 import typer
 
-from fedreuse.sim.console import Json, TlsCa, complain, errors, out
+from fedreuse.sim.console import Json, TlsCa, TlsCertificate, TlsKey, client_tls, complain, errors, out
 
 
 def status(
-    address: Annotated[str, typer.Argument(help="HOST:PORT of a server.")], tls_ca: TlsCa = None
+    address: Annotated[str, typer.Argument(help="HOST:PORT of a server.")],
+    tls_ca: TlsCa = None,
+    tls_certificate: TlsCertificate = None,
+    tls_key: TlsKey = None,
 ) -> None:
     """Ask a running server how far it is."""
     with errors():
         import grpc
         from google.protobuf.json_format import MessageToDict
 
-        from fedreuse.client.tls import ClientTls, hint, open_channel
+        from fedreuse.client.tls import hint, open_channel
         from fedreuse.proto import federation_pb2 as pb
         from fedreuse.proto import transport
 
-        tls = None if tls_ca is None else ClientTls(ca=tls_ca)
+        tls = client_tls(tls_ca, tls_certificate, tls_key)
         with open_channel(address, tls) as channel:
             try:
                 reply = channel.unary_unary(transport.STATUS)(b"", timeout=5)
