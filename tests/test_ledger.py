@@ -3,6 +3,7 @@
 import pytest
 
 from fedreuse.proto.ledger import COLUMNS, CONNECTION_LAYERS, GRPC_PREFIX_BYTES, LAYERS, Row, Totals
+from fedreuse.server.books import Books
 
 
 def totals(*rows: Row) -> Totals:
@@ -121,3 +122,17 @@ def test_kinds_are_sorted_and_seen_by_direction(round_of_three: Totals) -> None:
 def test_totals_go_beyond_32_and_64_bits() -> None:
     result = totals(*(Row(n, 0, "up", "update", message=2**63) for n in range(3)))
     assert result.total("up", "message") == 3 * 2**63
+
+
+def test_a_round_has_no_sum_of_a_layer_that_some_connection_lacks() -> None:
+    books = Books(100, 10, 3, {})
+    books.record(Row(3, 0, "up", "connection", http2=50, tcp_payload=60, ip=90))
+    books.record(Row(3, 1, "up", "connection", tls=70, tcp_payload=70))
+    books.record(Row(3, 0, "down", "connection", http2=5, tcp_payload=5, ip=9))
+    books.record(Row(2, 1, "down", "connection", http2=5))  # of another round
+    sums = books.round_sums()
+    assert (sums["uplink_http2"], sums["uplink_tls"], sums["uplink_tcp_payload"]) == (50, 70, 130)
+    assert (sums["uplink_ip"], sums["downlink_ip"], sums["uplink_segments"]) == (None, 9, None)
+    books.open_round(4)
+    books.record(Row(4, 0, "up", "connection", http2=1, ip=2))
+    assert books.round_sums()["uplink_ip"] == 2

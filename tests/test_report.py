@@ -182,6 +182,11 @@ def test_a_big_map_is_cut_and_says_so(tmp_path: Path, monkeypatch: pytest.Monkey
     [
         ("events.jsonl", '{"round": 1}\n', "events.jsonl is damaged"),
         ("events.jsonl", "[1]\n", "events.jsonl is damaged"),
+        (
+            "events.jsonl",
+            '{"round": 1, "type": "round_opened", "threshold": NaN, "cohort": []}\n',
+            "nan where a number is due",
+        ),
         ("tensors.csv", "round,direction\n1,up\n", "tensors.csv is damaged"),
         ("rounds.csv", "round\n", "rounds.csv"),
     ],

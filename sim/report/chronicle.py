@@ -7,6 +7,7 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -112,7 +113,14 @@ def read_chronicle(folder: Path, run: Run) -> Chronicle:
 
 
 def _number(text: str) -> float | None:
-    return float(text) if text else None
+    return _finite(text) if text else None
+
+
+def _finite(value: str | float) -> float:
+    number = float(value)
+    if not isfinite(number):
+        raise ValueError(f"{value} where a number is due")
+    return number
 
 
 def _series(
@@ -161,10 +169,10 @@ def _events(folder: Path, rounds: int) -> tuple[dict[tuple[int, int], int], tupl
                     fates.pop((round, client), None)
                     scores.pop((round, client), None)
                 opened[round] = [int(client) for client in event["cohort"]]
-                threshold[round] = float(event["threshold"])
+                threshold[round] = _finite(event["threshold"])
             elif kind == "score":
                 client = int(event["client"])
-                scores[round, client] = Score(round, client, float(event["score"]), threshold[round])
+                scores[round, client] = Score(round, client, _finite(event["score"]), threshold[round])
             elif kind in ("update", "reuse", "fault"):
                 name = {"update": "fresh", "reuse": "reused", "fault": "fault"}[kind]
                 if kind == "fault" and event["bridged"]:
