@@ -49,6 +49,8 @@ log = logging.getLogger("fedreuse.client")
 _TRY_AGAIN = frozenset({pb.STOPPING, pb.ALREADY_CONNECTED, pb.SILENT, pb.AWAY})
 FIRST_WAIT, LONGEST_WAIT = 0.1, 10.0
 FAREWELL_SECONDS = 5.0
+WORTH_TELLING = 256
+"""Bytes sent since the last report that make a message of their own when a round closes."""
 
 
 class _ConnectionLostError(Exception):
@@ -204,7 +206,7 @@ class Agent:
                 raise AgentError(f"client {self.client}: the server broke the protocol: {error}") from None
             for action in actions:
                 if self._act(connection, action):
-                    await connection.put(connection.session.heartbeat(connection.counters()))
+                    await connection.report_all()
                     connection.session.channel.settle(connection.session.channel.sent)
                     await connection.hang_up()
                     return
@@ -360,6 +362,8 @@ class _Connection:
         """Once the server has said which connection this is."""
         self._writing = asyncio.Lock()
         self._over = False
+        self._told = 0
+        """Bytes sent, as the server last heard."""
 
     async def put(self, out: Outgoing) -> None:
         """Write one message; heartbeats never get between its frames. Nothing is written after `hang_up`."""
@@ -374,11 +378,21 @@ class _Connection:
         before = self.meter.once() if self.meter is not None else 0
         await self.put(out)
         if self.meter is not None and await self.meter.drained(out.sizes.grpc, before):
-            await self.put(self.session.heartbeat(self.counters()))
+            await self.report_all()
 
     async def report(self, round: int) -> None:
-        """A round is over: say what it took."""
-        await self.put(self.session.heartbeat(self.counters(round)))
+        """A round is over: say what it took, unless that is so little that a later message may say it as well."""
+        counters = self.counters(round)
+        if counters is not None and counters.sent - self._told > WORTH_TELLING:
+            await self._tell(counters)
+
+    async def report_all(self) -> None:
+        """A heartbeat with whatever is new."""
+        await self._tell(self.counters())
+
+    async def _tell(self, counters: pb.Counters | None) -> None:
+        self._told = 0 if counters is None else counters.sent
+        await self.put(self.session.heartbeat(counters))
 
     def counters(self, round: int | None = None) -> pb.Counters | None:
         """What this connection carried so far, for the server's ledger; new in the given or the open round."""
@@ -415,7 +429,7 @@ class _Connection:
         while True:
             await asyncio.sleep(self.session.heartbeat_seconds)
             try:
-                await self.put(self.session.heartbeat(self.counters()))
+                await self.report_all()
             except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
                 self.fail(error)
                 return

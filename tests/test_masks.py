@@ -214,15 +214,6 @@ def test_striped_masks_come_back(rows: int, columns: int, seed: int) -> None:
     assert np.array_equal(read(body, int(mask.sum()), mask.shape), mask)
 
 
-@pytest.mark.parametrize(("rows", "columns"), [(70_000, 2), (2, 70_000), (66_000, 3)])
-def test_long_sides_keep_their_counts(rows: int, columns: int) -> None:
-    # One column full, the others empty: two classes of columns, and the grid's groups are pure.
-    mask = np.zeros((rows, columns), bool)
-    mask[:, 0] = True
-    body, _, _ = written(mask)
-    assert np.array_equal(read(body, int(mask.sum()), mask.shape), mask)
-
-
 def test_a_tensor_is_a_matrix_of_its_first_dimension_and_the_rest() -> None:
     shapes = {(): (1, 1), (5,): (1, 5), (5, 7): (5, 7), (5, 7, 2, 3): (5, 42), (0, 3): (0, 0), (3, 0): (3, 0)}
     assert {shape: matrix_shape(shape) for shape in shapes} == shapes
