@@ -362,8 +362,8 @@ class _Connection:
         """Once the server has said which connection this is."""
         self._writing = asyncio.Lock()
         self._over = False
-        self._told = 0
-        """Bytes sent, as the server last heard."""
+        self._told: int | None = 0
+        """Bytes sent, as the server last heard; None once it heard that they are not known."""
 
     async def put(self, out: Outgoing) -> None:
         """Write one message; heartbeats never get between its frames. Nothing is written after `hang_up`."""
@@ -374,16 +374,19 @@ class _Connection:
                 await self.call.write(frame)
 
     async def upload(self, out: Outgoing) -> None:
-        """Write an update; once it has left the machine, say what that took."""
+        """Write an update; once it has left the machine, say what that took, or once that nobody can say."""
         before = self.meter.once() if self.meter is not None else 0
         await self.put(out)
-        if self.meter is not None and await self.meter.drained(out.sizes.grpc, before):
+        if self.meter is None:
+            return
+        known = await self.meter.drained(out.sizes.grpc, before)
+        if known or self._told is not None:
             await self.report_all()
 
     async def report(self, round: int) -> None:
         """A round is over: say what it took, unless that is so little that a later message may say it as well."""
         counters = self.counters(round)
-        if counters is not None and counters.sent - self._told > WORTH_TELLING:
+        if counters is not None and counters.sent - (self._told or 0) > WORTH_TELLING:
             await self._tell(counters)
 
     async def report_all(self) -> None:
@@ -391,7 +394,7 @@ class _Connection:
         await self._tell(self.counters())
 
     async def _tell(self, counters: pb.Counters | None) -> None:
-        self._told = 0 if counters is None else counters.sent
+        self._told = None if counters is None or counters.absent else counters.sent
         await self.put(self.session.heartbeat(counters))
 
     def counters(self, round: int | None = None) -> pb.Counters | None:

@@ -36,7 +36,7 @@ from fedreuse.proto.meter import (
     receiver_row,
     sender_row,
 )
-from fedreuse.server import sessions
+from fedreuse.server import service, sessions
 from fedreuse.server.metering import ConnectionMeter as ServerMeter
 
 HOST = "127.0.0.1"
@@ -362,8 +362,9 @@ def no_option(monkeypatch):
 
 @pytest.mark.parametrize("system", [no_proc, no_option])
 async def test_a_system_that_cannot_tell_changes_nothing_but_the_rows(tmp_path, monkeypatch, system):
-    """One row per direction with the reason at each end, and no figure below gRPC."""
+    """One row per direction with the reason at each end, no figure below gRPC, and no commit that waits for one."""
     why, ledger = system(monkeypatch), Rows()
+    monkeypatch.setattr(service, "REPORT_SECONDS", 60)
     async with serving(tmp_path, clients=1, rounds=2) as running:
         await asyncio.wait_for(agent(running.address, Stub(), ledger).run(), 20)
         assert await running.task is True
