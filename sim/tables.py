@@ -121,6 +121,7 @@ def _figures(
     yield "Uplink saving (%)", None
     for layer, saving in run.uplink_saving().items():
         yield f"  {layer}", page.percent(saving)
+    yield from _savings_below(run, page, below, "up")
     yield (
         "  modelled, ceiling",
         page.percent(top.uplink_saving if top else None) if gated else "no gate",
@@ -128,6 +129,7 @@ def _figures(
     yield "Symmetric saving (%)", None
     for layer, saving in run.symmetric_saving().items():
         yield f"  {layer}{'*' if layer == 'modelled' else ''}", page.percent(saving)
+    yield from _savings_below(run, page, below, *WAYS)
     yield "Reuse (% of selected)", None
     yield "  reused", page.percent(run.reuse_fraction)
     yield "  ceiling", page.percent(top.reuse_fraction if top else None) if gated else "no gate"
@@ -139,6 +141,15 @@ def _figures(
     yield "    bridged", f"{clients['bridged']}"
     if bins:
         yield from _score_figures(run.scores, bins)
+
+
+def _savings_below(
+    run: Run, page: Page, below: Sequence[Layer], *ways: Direction
+) -> Iterator[tuple[str, str | None]]:
+    whole = run.measured(*ways)
+    for layer in below:
+        part = run.to_dense(whole[layer], *ways)
+        yield f"  {layer.replace('_', ' ')}", page.percent(None if part is None else 1 - part)
 
 
 def _score_figures(scores: Scores | None, bins: Sequence[int]) -> Iterator[tuple[str, str | None]]:

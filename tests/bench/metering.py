@@ -1,11 +1,12 @@
 """What the meter of TCP connections costs, as a share of a round: runs with it and without it in turns.
 
-    python tests/bench/metering.py [--pairs P] [--rounds N] [--json]      (no data, no root, a few minutes)
+    python tests/bench/metering.py [--pairs P] [--rounds N] [--json] [KEY=VALUE ...]      (no root, a few minutes)
 
-One process holds a real service and ten real clients that train on digits, over gRPC on loopback. A pair is two runs
-with the same seed, one with and one without the meter; a round is compared with the same round of the other run, so
-both did the same work. Without the meter means: no reading, no counters in messages, no wait for them before a commit.
-Beside it the direct measurement: seconds spent inside the meter, and how many readings a round took.
+One process holds a real service and ten real clients that train on digits, or what the overrides say (for example
+task=mnist task.train_limit=12000 data=DATA: the sizes of the DG paper's clients), over gRPC on loopback. A pair is two
+runs with the same seed, one with and one without the meter; a round is compared with the same round of the other run,
+so both did the same work. Without the meter means: no reading, no counters in messages, no wait for them before a
+commit. Beside it the direct measurement: seconds spent inside the meter, and how many readings a round took.
 """
 
 from __future__ import annotations
@@ -156,7 +157,7 @@ async def federate(config: RunConfig, task: Task, folder: Path, spent: Counter[s
 FIGURES = ("wall", "cpu", "readings", "scans", "reading", "metering_cpu", "metering_wall", "waiting")
 
 
-def session(pairs: int, rounds: int) -> dict[str, list[Any]]:
+def session(pairs: int, rounds: int, overrides: Sequence[str]) -> dict[str, list[Any]]:
     """Rounds with and without the meter, in the same order."""
     result: dict[str, list[Any]] = {"on": [], "off": []}
     spent: Counter[str] = Counter()
@@ -167,7 +168,7 @@ def session(pairs: int, rounds: int) -> dict[str, list[Any]]:
             with tempfile.TemporaryDirectory(prefix="fedreuse-bench-") as place:
                 keys = {"rounds": rounds, "clients.total": CLIENTS, "clients.per_round": CLIENTS}
                 keys |= {"output": f"{place}/run", "seed": 101 + pair}
-                config = load_config(None, [f"{key}={value}" for key, value in keys.items()])
+                config = load_config(None, [*overrides, *(f"{key}={value}" for key, value in keys.items())])
                 task = make_task(config)
                 folder = create_run(config, task, body="launch")
                 result[side] += asyncio.run(federate(config, task, folder, spent, side == "on"))
@@ -205,8 +206,8 @@ def interval(values: Sequence[float]) -> dict[str, float]:
     return {"median": statistics.median(ordered), "low": ordered[low], "high": ordered[n - 1 - low]}
 
 
-def show(facts: dict[str, Any]) -> None:
-    title = f"A round of {CLIENTS} clients on digits, {facts['rounds']} rounds each way"
+def show(facts: dict[str, Any], what: str) -> None:
+    title = f"A round of {CLIENTS} clients on {what}, {facts['rounds']} rounds each way"
     table = Table(title=title, title_justify="left")
     for head in ("", "with, ms", "without, ms", "added, %", "95 % interval"):
         table.add_column(head, justify="right" if head else "left")
@@ -239,17 +240,18 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=10)
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--json", action="store_true", help="machine-readable result, all rounds included")
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="of the configuration")
     options = parser.parse_args()
     if options.pairs < 1 or options.rounds <= SKIPPED:
         parser.error(f"at least 1 pair and {SKIPPED + 1} rounds")
     keep_large_blocks()
     be_deterministic()
-    rounds = session(options.pairs, options.rounds)
+    rounds = session(options.pairs, options.rounds, options.overrides)
     facts = evaluate(rounds)
     if options.json:
         sys.stdout.write(json.dumps({**facts, "load": os.getloadavg(), "raw": rounds}, indent=1) + "\n")
     else:
-        show(facts)
+        show(facts, " ".join(options.overrides) or "digits")
 
 
 if __name__ == "__main__":
