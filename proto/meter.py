@@ -6,7 +6,7 @@ The counters die with the connection, so they are read now and then, and a ledge
 Two identities, which tests check against other meters: HTTP/2 or TLS bytes that crossed the socket are
 `sent - retransmitted`; IP bytes are `sent + header * segments`, and 8 more for the SYN, whose options are longer.
 The segments are the socket's and, on the side that was called, one more: its SYN-ACK went out before the socket was
-there. What no counter tells of is missing: SACK options (about 2 % of a direction's bytes where 1 % of what comes
+there. What no counter tells of is missing: SACK options (2 to 3 % of a direction's bytes where 1 % of what comes
 back is lost, nothing without loss), SYNs sent again, and what follows a connection's last reading.
 """
 

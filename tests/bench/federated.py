@@ -21,6 +21,7 @@ from fedreuse.client.settings import ClientPlan
 from fedreuse.proto.allocator import keep_large_blocks
 from fedreuse.proto.codec import Payload, encode
 from fedreuse.proto.schema import FLOAT_BUFFER, PARAMETER, Schema, TensorSpec
+from fedreuse.proto.transfers import plain
 from fedreuse.server.federation import TABLE_HEADERS, Federation, FederationSettings, new_state
 from fedreuse.server.service import Service
 from fedreuse.server.settings import ServerSettings
@@ -42,7 +43,7 @@ class Standin:
     def train(self, _round: int, weights: Payload) -> LocalUpdate:
         tensors = self._schema.tensors
         update = {b.index: np.full(tensors[b.index].size, change(self.client)) for b in weights.blocks}
-        return LocalUpdate(encode(self._schema, update, lambda index: tensors[index].size), 1, 0.0)
+        return LocalUpdate(plain(encode(self._schema, update, lambda index: tensors[index].size)), 1, 0.0)
 
     def closed(self, round: int, accepted: bool) -> None:
         if not accepted:
@@ -56,7 +57,7 @@ async def serve(model: str, rounds: int, folder: Path) -> None:
     state = new_state("0" * 16, schema, start)
     store.initialise(state, TABLE_HEADERS)
     federation = Federation(
-        FederationSettings(rounds=rounds, total=CLIENTS, per_round=CLIENTS, minimum=CLIENTS),
+        FederationSettings(rounds=rounds, total=CLIENTS, per_round=CLIENTS, minimum=CLIENTS, pack=False),
         schema,
         store,
         state,
@@ -66,7 +67,9 @@ async def serve(model: str, rounds: int, folder: Path) -> None:
     def committed(row: dict[str, Any]) -> None:
         meters[0].mark(last=row["round"] == rounds)
 
-    service = Service(federation, ClientPlan(seed=0).to_proto(), ServerSettings(), committed=committed)
+    service = Service(
+        federation, ClientPlan(seed=0, pack=False).to_proto(), ServerSettings(), committed=committed
+    )
     await service.serve(lambda address: meters.append(meet(address)))
     federation.close()
     moved = float(np.mean(state.flat.view(np.float32) - start.view(np.float32), dtype=np.float64))
