@@ -15,6 +15,7 @@ from fedreuse.proto.errors import ProtocolError
 from fedreuse.proto.frames import Admit, Incoming, Outgoing, Receiver, Side, Sizes, outgoing
 from fedreuse.proto.ledger import Direction, Row
 from fedreuse.proto.schema import Schema
+from fedreuse.proto.transfers import form
 
 NO_ROUND = -1
 """Round of messages that belong to no round: joins, heartbeats, endings."""
@@ -160,6 +161,10 @@ class Channel:
         number = NO_ROUND
         if "round" in names and (not names["round"].has_presence or message.HasField("round")):
             number = message.round
+        how = ""
+        if "transfer" in names:
+            base = message.transfer.base if message.transfer.HasField("base") else None
+            how = form(message.transfer.coding, base)
         return Row(
             number,
             self.client,
@@ -169,4 +174,5 @@ class Channel:
             payload=sizes.payload,
             message=sizes.message,
             grpc=sizes.grpc,
+            how=how,
         )

@@ -38,7 +38,7 @@ class Row:
     `status`: "ok" (received, or not known to be lost), "lost" (sent, and the session ended without a sign
     that it arrived), "refused" (received but not accepted), "fault" (what the paper's convention charges
     where no message was exchanged because the client failed). `how` says of a connection's row how its
-    numbers were obtained and why others are absent.
+    numbers were obtained and why others are absent, of a message with a body how that was coded.
     """
 
     round: int

@@ -35,6 +35,14 @@ class Sealed:
         return len(self.body)
 
 
+def form(coding: pb.Coding, base: int | None) -> str:
+    """How a body was coded, for the ledger; its rounds count from 1."""
+    if coding == pb.CHANGE:
+        return f"change since the model of round {base + 1}" if base is not None else "change"
+    name = {pb.PLAIN: "plain", pb.PACKED: "packed"}.get(coding, f"coding {int(coding)}")
+    return name if base is None else f"{name} against the model of round {base + 1}"
+
+
 def plain(payload: Payload) -> Sealed:
     """The payload as it is."""
     return Sealed(payload.blocks, payload.body, pb.PLAIN, None, checksum(payload.body))

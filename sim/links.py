@@ -17,7 +17,7 @@ from fedreuse.proto.codec import Payload, dense_payload
 from fedreuse.proto.errors import ProtocolError
 from fedreuse.proto.frames import Incoming, Outgoing
 from fedreuse.proto.ledger import Row
-from fedreuse.proto.transfers import transfer_header
+from fedreuse.proto.transfers import form, transfer_header
 from fedreuse.server.federation import Closing, Federation
 from fedreuse.server.messages import Broadcast, closed, held_versions, order, welcome
 from fedreuse.server.round import AskScore, Reuse, Train
@@ -100,7 +100,15 @@ class DirectLink:
         federation.sent(release, sealed)
         charge = federation.books.modelled_bytes("model", client, release.round)
         federation.books.record(
-            Row(release.round, client, "down", "model", modelled=charge, payload=sealed.nbytes)
+            Row(
+                release.round,
+                client,
+                "down",
+                "model",
+                modelled=charge,
+                payload=sealed.nbytes,
+                how=form(sealed.coding, sealed.base),
+            )
         )
 
     def order(self, client: int, command: AskScore | Train | Reuse) -> None:
@@ -112,7 +120,8 @@ class DirectLink:
 
     def update(self, client: int, local: LocalUpdate, *, garbage: bool) -> Received:
         federation, round, sealed = self._federation, self._federation.next_round, local.sealed
-        row = Row(round, client, "up", "update", modelled=0, payload=sealed.nbytes)
+        how = form(sealed.coding, sealed.base)
+        row = Row(round, client, "up", "update", modelled=0, payload=sealed.nbytes, how=how)
         row.status = "refused" if garbage else "ok"
         federation.books.record(row)
         if garbage:

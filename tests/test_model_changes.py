@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import csv
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -90,6 +91,10 @@ async def test_a_client_that_stays_gets_the_first_model_whole_and_then_what_chan
     # Four of 20 weights (equal values: the first four) and five means moved, all others are the same.
     same = follower.models[3][16:80]
     assert same.tobytes() == START["weight"].tobytes()[16:]
+    with (tmp_path / "bytes.csv").open(newline="") as handle:
+        how = [row["how"] for row in csv.DictReader(handle) if row["kind"] == "model"]
+    assert how[0] in ("plain", "packed")
+    assert how[1:] == [f"change since the model of round {n}" for n in (1, 2, 3)]  # files count from 1
 
 
 async def test_what_is_not_packed_travels_plain_and_whole(tmp_path) -> None:
