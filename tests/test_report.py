@@ -13,7 +13,7 @@ from fedreuse.server.store import RunError
 from fedreuse.sim import cli
 from fedreuse.sim.behind import read_behind
 from fedreuse.sim.compare import compare
-from fedreuse.sim.report import figures
+from fedreuse.sim.report import figures, gate
 from fedreuse.sim.report.chronicle import FATES, Chronicle, read_chronicle
 from fedreuse.sim.report.page import render
 
@@ -170,8 +170,8 @@ def test_the_page_asks_for_nothing_from_elsewhere(tmp_path: Path) -> None:
 
 
 def test_a_big_map_is_cut_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(figures, "MOST_CELLS", 6)
-    plot = figures.fates(0, read(write_run(tmp_path / "run", events=EVENTS)))
+    monkeypatch.setattr(gate, "MOST_CELLS", 6)
+    plot = gate.fates(0, read(write_run(tmp_path / "run", events=EVENTS)))
     assert len(plot.figure["data"][0]["z"]) == 2  # two clients by three rounds
     assert "clients 0 to 1 of 3 that were ever selected" in plot.about
     assert len(plot.table.rows) == 6

@@ -1,14 +1,9 @@
-"""The plots of the report, each with the table of its numbers.
-
-What a filter of the page can hide carries its keys in `meta`: `run` (an index), `way` ("up", "down", "both")
-and `layer` (a stage). The page shows what matches every key. Axis titles may hold {layer} and {way}.
-"""
+"""Plots of bytes: layer by layer, round by round, tensor by tensor; and of the accuracy that they bought."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import astuple, dataclass, fields
+from collections.abc import Callable, Sequence
+from dataclasses import astuple, fields
 from html import escape
 from itertools import pairwise
 from typing import Any
@@ -16,44 +11,22 @@ from typing import Any
 import plotly.graph_objects as go
 
 from fedreuse.proto.ledger import Direction
-from fedreuse.sim.report.chronicle import CLAUSES, FATES, MEASURED, Chronicle, Stage, TensorShare
+from fedreuse.sim.report.chronicle import MEASURED, Chronicle, Stage, TensorShare
+from fedreuse.sim.report.plot import (
+    BOTH,
+    COLOURS,
+    DOWN,
+    LAYER_NAMES,
+    MB,
+    UP,
+    WAY_NAMES,
+    WHOLE,
+    Plot,
+    make_plot,
+)
 from fedreuse.sim.sums import WAYS
 
-COLOURS = ("#0f7bc4", "#c2591a", "#2a8f5c", "#a5529b", "#8a7412", "#6f6ad6", "#c43e4d", "#23878f")
-"""Of runs; each has a contrast of 3 or more against white and against the dark page."""
-CLAUSE_COLOURS = {
-    "cacheless": "#6f6ad6",
-    "age": "#0f7bc4",
-    "threshold": "#c2591a",
-    "quota": "#a5529b",
-    "always": "#23878f",
-    "reused": "#2a8f5c",
-    "fault": "#c43e4d",
-}
-CLAUSE_NAMES = {
-    "cacheless": "fresh: nothing cached",
-    "age": "fresh: too old",
-    "threshold": "fresh: score reached the threshold",
-    "quota": "fresh: quota",
-    "always": "fresh: no gate",
-    "reused": "reused",
-    "fault": "failed",
-}
-FATE_COLOURS = ("#0f7bc4", "#2a8f5c", "#c43e4d", "#c98a1b")
-FATE_NAMES = ("fresh", "reused", "failed", "failed, cached update stood in")
 SHARE_COLOURS = {"modelled": "#7d8794", "index": "#c2591a", "value": "#0f7bc4"}
-DOWN, UP, WHOLE = "#2a8f5c", "#c2591a", "#0f7bc4"
-LAYER_NAMES: dict[Stage, str] = {
-    "modelled": "modelled fields",
-    "payload": "payload",
-    "message": "protobuf messages",
-    "grpc": "gRPC messages",
-    "socket": "HTTP/2 or TLS",
-    "tcp_payload": "TCP payload",
-    "ip": "IP packets",
-}
-WAY_NAMES = {"up": "uplink", "down": "downlink", "both": "uplink + downlink"}
-BOTH: dict[str, tuple[Direction, ...]] = {"up": ("up",), "down": ("down",), "both": WAYS}
 STEPS: dict[Stage, str] = {
     "payload": "coding",
     "message": "protobuf",
@@ -62,66 +35,7 @@ STEPS: dict[Stage, str] = {
     "ip": "headers, ACKs",
 }
 """What a layer adds to the one before it; of the socket it depends on what the connections were."""
-MOST_CELLS = 200_000
-"""Of one map of clients by rounds."""
 MOST_TENSORS = 40
-MB = 1e6
-
-
-@dataclass(frozen=True)
-class Table:
-    """Numbers behind a plot: column names with their units, and rows."""
-
-    columns: tuple[str, ...]
-    rows: tuple[tuple[Any, ...], ...]
-
-
-@dataclass(frozen=True)
-class Plot:
-    """A figure as JSON of plotly. `key` names it in the page and in file names; `keys` are the filters on all of it.
-
-    `about` says what is shown, on which layer and in which direction; a `wide` one has the page's width.
-    """
-
-    key: str
-    title: str
-    about: str
-    figure: dict[str, Any]
-    table: Table
-    keys: dict[str, Any]
-    wide: bool
-
-
-def _plot(
-    key: str,
-    title: str,
-    about: str,
-    figure: go.Figure,
-    columns: Sequence[str],
-    rows: Iterator[tuple[Any, ...]],
-    height: int = 380,
-    wide: bool = False,
-    **keys: Any,
-) -> Plot:
-    below = 80 if "<br>" in str(figure.layout.xaxis.title.text) else 60
-    figure.update_layout(
-        height=height,
-        margin={"l": 64, "r": 16, "t": 32, "b": 56},
-        legend={
-            "orientation": "h",
-            "y": -below / (height - 110),
-            "x": 0,
-            "yanchor": "top",
-            "traceorder": "normal",
-        },
-        hovermode="closest",
-    )
-    spec = json.loads(figure.to_json())
-    spec["layout"].pop("template", None)  # the page has its own, one a theme
-    return Plot(key, title, about, spec, Table(tuple(columns), tuple(rows)), keys, wide)
-
-
-# ---------------------------------------------------------------- layers
 
 
 def waterfall(run: int, story: Chronicle, way: Direction) -> Plot | None:
@@ -157,7 +71,7 @@ def waterfall(run: int, story: Chronicle, way: Direction) -> Plot | None:
         showlegend=False,
     )
     rows = ((stage, count) for stage, count in found)
-    return _plot(
+    return make_plot(
         f"waterfall-{run}-{way}",
         f"{WAY_NAMES[way].capitalize()}",
         f"From {LAYER_NAMES[first]} down: what each layer adds or saves, in bytes and in per cent of the first bar; "
@@ -253,7 +167,7 @@ def accuracy_by_bytes(stories: Sequence[Chronicle]) -> Plot:
         for sums in [[story.cumulative(stage, way) for way, stage in keys]]
         for n in range(story.run.rounds)
     )
-    return _plot(
+    return make_plot(
         "accuracy-bytes",
         "Accuracy for the bytes it took",
         "Solid: the measured layer chosen above. Dotted: the modelled fields. Bytes that belong to no round (joins, "
@@ -285,7 +199,7 @@ def accuracy_by_rounds(stories: Sequence[Chronicle]) -> Plot:
         for story in stories
         for n, (y, seconds) in enumerate(zip(story.validation, story.seconds, strict=True), 1)
     )
-    return _plot(
+    return make_plot(
         "accuracy-rounds",
         "Accuracy by rounds",
         "Of the global model after each round, on validation data cut from the training data.",
@@ -322,7 +236,7 @@ def bytes_by_rounds(stories: Sequence[Chronicle]) -> Plot:
         for sums in [[story.per_round(stage, way) for way, stage in keys]]
         for n in range(story.run.rounds)
     )
-    return _plot(
+    return make_plot(
         "bytes-rounds",
         "Modelled and measured, round by round",
         "Solid: the measured layer chosen above. Dotted: the modelled fields, for the downlink by the symmetric "
@@ -331,144 +245,6 @@ def bytes_by_rounds(stories: Sequence[Chronicle]) -> Plot:
         columns,
         rows,
         wide=True,
-    )
-
-
-# ---------------------------------------------------------------- the gate
-
-
-def clauses(run: int, story: Chronicle) -> Plot | None:
-    """How many of each cohort each clause of the gate sent to train, and how many were reused; None without a gate,
-    unless clients failed."""
-    if story.run.config.gate.kind == "none" and not story.run.clients["fault"]:
-        return None
-    figure = go.Figure()
-    rounds = list(range(1, story.run.rounds + 1))
-    for clause in CLAUSES:
-        if any(story.clauses[clause]):
-            figure.add_bar(
-                x=rounds,
-                y=story.clauses[clause],
-                name=CLAUSE_NAMES[clause],
-                marker={"color": CLAUSE_COLOURS[clause], "line": {"width": 0}},
-                hovertemplate="round %{x}: %{y}<extra>%{fullData.name}</extra>",
-            )
-    figure.update_layout(
-        barmode="stack",
-        bargap=0.08,
-        xaxis={"title": "round"},
-        yaxis={"title": "selected clients, number"},
-        showlegend=True,
-    )
-    rows = ((n, *(story.clauses[clause][n - 1] for clause in CLAUSES)) for n in rounds)
-    return _plot(
-        f"clauses-{run}",
-        "What the gate decided",
-        "Clients of each round's cohort, by the clause that sent them to train afresh, and those reused.",
-        figure,
-        ("round", *CLAUSES),
-        rows,
-        run=run,
-    )
-
-
-def scores(run: int, story: Chronicle) -> Plot | None:
-    if not story.scores:
-        return None
-    figure = go.Figure()
-    for reached, name, colour in ((False, "below: reused", DOWN), (True, "reached: train afresh", UP)):
-        there = [s for s in story.scores if (s.score >= s.threshold) == reached]
-        figure.add_scatter(
-            x=[s.round for s in there],
-            y=[s.score for s in there],
-            mode="markers",
-            name=name,
-            marker={"color": colour, "size": 6, "opacity": 0.8, "symbol": "diamond" if reached else "circle"},
-            customdata=[s.client for s in there],
-            hovertemplate="round %{x}, client %{customdata}<br>D = %{y:.4f}<extra></extra>",
-        )
-    line = sorted({(s.round, s.threshold) for s in story.scores})
-    figure.add_scatter(
-        x=[n for n, _ in line],
-        y=[threshold for _, threshold in line],
-        mode="lines",
-        name="threshold",
-        line={"color": "#7d8794", "dash": "dash", "shape": "hv"},
-        hovertemplate="round %{x}<br>threshold %{y:.4f}<extra></extra>",
-    )
-    figure.update_layout(
-        xaxis={"title": "round"}, yaxis={"title": "discrepancy D, no unit", "rangemode": "tozero"}
-    )
-    return _plot(
-        f"scores-{run}",
-        "Scores against the threshold",
-        "The discrepancy D that each scored client sent, and the threshold of its round.",
-        figure,
-        ("round", "client", "D", "threshold"),
-        ((s.round, s.client, s.score, s.threshold) for s in story.scores),
-        run=run,
-    )
-
-
-def fates(run: int, story: Chronicle) -> Plot:
-    """Client by round: fresh, reused, failed, or not selected."""
-    seen = sorted({client for _, client in story.fates})
-    rounds = list(range(1, story.run.rounds + 1))
-    last = rounds[-min(len(rounds), 1000) :]
-    room = max(1, MOST_CELLS // max(1, len(last)))
-    shown = seen[:room]
-    cells = [[story.fates.get((round, client)) for round in last] for client in shown]
-    names = [["not selected" if c is None else FATE_NAMES[c] for c in row] for row in cells]
-    steps = [
-        [at / len(FATES), colour] for n, colour in enumerate(FATE_COLOURS) for at in (n, n + 1)
-    ]  # flat bands
-    figure = go.Figure(
-        go.Heatmap(
-            x=last,
-            y=[str(client) for client in shown],
-            z=cells,
-            text=names,
-            zmin=-0.5,
-            zmax=len(FATES) - 0.5,
-            colorscale=steps,
-            showscale=False,
-            xgap=0.5,
-            ygap=0.5,
-            hovertemplate="client %{y}, round %{x}<br>%{text}<extra></extra>",
-        )
-    )
-    for name, colour, index in zip(FATE_NAMES, FATE_COLOURS, range(len(FATES)), strict=True):
-        if index in story.fates.values():
-            figure.add_scatter(
-                x=[None],
-                y=[None],
-                mode="markers",
-                name=name,
-                marker={"color": colour, "symbol": "square", "size": 11},
-            )
-    figure.update_layout(
-        xaxis={"title": "round", "showgrid": False},
-        yaxis={"title": "client, index", "type": "category", "autorange": "reversed", "showgrid": False},
-        showlegend=True,
-    )
-    about = "A square for each selected client and round; empty where a client was not selected."
-    if len(last) < len(rounds) or len(shown) < len(seen):
-        about += (
-            f" Shown: clients {shown[0]} to {shown[-1]} of {len(seen)} that were ever selected, rounds "
-            f"{last[0]} to {last[-1]}; the table has them all."
-        )
-    rows = ((round, client, FATES[fate]) for (round, client), fate in sorted(story.fates.items()))
-    height = min(1400, max(320, 130 + 11 * len(shown)))
-    return _plot(
-        f"map-{run}",
-        "Clients by rounds",
-        about,
-        figure,
-        ("round", "client", "fate"),
-        rows,
-        height,
-        wide=True,
-        run=run,
     )
 
 
@@ -512,7 +288,7 @@ def tensors(run: int, story: Chronicle, way: Direction) -> Plot | None:
         xaxis={"title": f"{WAY_NAMES[way]}, MB"},
         yaxis={"autorange": "reversed", "automargin": True},
     )
-    return _plot(
+    return make_plot(
         f"tensors-{run}-{way}",
         f"Payload by tensor, {WAY_NAMES[way]}",
         "Grey: the modelled fields. Coloured: the bytes that were sent, indices and values apart. Small tensors that "

@@ -18,9 +18,9 @@ from plotly.offline import get_plotlyjs
 from fedreuse.proto.ledger import LAYERS, MESSAGE_LAYERS, Direction
 from fedreuse.server.store import RunError
 from fedreuse.sim.compare import Comparison, Run, compare
-from fedreuse.sim.report import figures
+from fedreuse.sim.report import figures, gate
 from fedreuse.sim.report.chronicle import Chronicle, Stage, read_chronicle
-from fedreuse.sim.report.figures import LAYER_NAMES, Plot
+from fedreuse.sim.report.plot import BOTH, COLOURS, LAYER_NAMES, WAY_NAMES, Plot
 from fedreuse.sim.sums import COUNTED, WAYS
 
 MOST_RUNS = 8
@@ -116,7 +116,7 @@ def render(folders: Sequence[Path]) -> str:
         shared=shared,
         stages=[(stage, LAYER_NAMES[stage]) for stage in stages],
         chosen=_deepest(stories, stages),
-        colours=figures.COLOURS,
+        colours=COLOURS,
         style=_resource("page.css"),
         script=_resource("page.js"),
         plotly=get_plotlyjs(),
@@ -158,12 +158,12 @@ def _data(plots: Sequence[Plot], stories: Sequence[Chronicle], stages: Sequence[
             for plot in plots
         },
         "layers": {stage: LAYER_NAMES[stage] for stage in stages},
-        "ways": figures.WAY_NAMES,
+        "ways": WAY_NAMES,
         "runs": [story.run.name for story in stories],
         "absent": [
             {"run": n, "way": way, "layer": stage, "reason": reason}
             for n, story in enumerate(stories)
-            for way, ways in figures.BOTH.items()
+            for way, ways in BOTH.items()
             for stage in stages
             if (reason := _why(story, stage, ways))
         ],
@@ -186,7 +186,7 @@ def _why(story: Chronicle, stage: Stage, ways: Sequence[Direction]) -> str:
 def _section(index: int, story: Chronicle) -> Section:
     run = story.run
     falls = [figures.waterfall(index, story, way) for way in WAYS]
-    gate = [figures.clauses(index, story), figures.scores(index, story), figures.fates(index, story)]
+    who = [gate.clauses(index, story), gate.scores(index, story), gate.fates(index, story)]
     payloads = [figures.tensors(index, story, way) for way in WAYS]
     return Section(
         index,
@@ -195,7 +195,7 @@ def _section(index: int, story: Chronicle) -> Section:
         figures=tuple(_figures(story)),
         layers=tuple(_layers(run)),
         how=tuple(_how(run)),
-        gate=tuple(plot for plot in gate if plot is not None),
+        gate=tuple(plot for plot in who if plot is not None),
         falls=tuple(plot for plot in falls if plot is not None),
         tensors=tuple(plot for plot in payloads if plot is not None),
         config=yaml.safe_dump(run.config.model_dump(mode="json"), sort_keys=False, allow_unicode=True),
@@ -260,7 +260,7 @@ def _layers(run: Run) -> Iterator[Line]:
     reasons = {layer: absence.reason for absence in run.absences for layer in absence.layers}
     for layer in LAYERS:
         cells = []
-        for ways in figures.BOTH.values():
+        for ways in BOTH.values():
             count = run.measured(*ways)[layer]
             if count is None:
                 why = [reasons[key] for way in ways if (key := f"{way}link {layer}") in reasons]
