@@ -136,6 +136,10 @@ def test_tensors_are_added_up_over_rounds(tmp_path: Path) -> None:
         ("up", "weight", "bitmap", "bitmap", "planes", 3, 6, 90, 8, 45),
         ("up", "bias (+1)", "dense", "all", "planes", 2, 6, 24, 0, 20),
     )
+    assert plot.figure["data"][0]["y"] == [
+        "weight<br><i>bitmap: bitmap / planes</i>",
+        "bias (+1)<br><i>dense: all / planes</i>",
+    ]
     by_name = {bars["name"]: [round(x * 1e6) for x in bars["x"]] for bars in plot.figure["data"]}
     assert by_name == {"modelled fields": [90, 24], "payload: indices": [8, 0], "payload: values": [45, 20]}
 

@@ -264,7 +264,7 @@ def tensors(run: int, story: Chronicle, way: Direction) -> Plot | None:
     groups = [(name, by_tensor[name]) for name in kept]
     if rest:
         groups.append((f"{len(rest)} smaller ones", [s for name in rest for s in by_tensor[name]]))
-    labels = [escape(name) for name, _ in groups]
+    labels = [f"{escape(name)}<br><i>{_form(there)}</i>" for name, there in groups]
     parts: dict[str, Callable[[TensorShare], int]] = {
         "modelled": lambda s: s.modelled,
         "index": lambda s: s.index_bytes,
@@ -291,7 +291,8 @@ def tensors(run: int, story: Chronicle, way: Direction) -> Plot | None:
     return make_plot(
         f"tensors-{run}-{way}",
         f"Payload by tensor, {WAY_NAMES[way]}",
-        "Grey: the modelled fields. Coloured: the bytes that were sent, indices and values apart. Small tensors that "
+        "Grey: the modelled fields. Coloured: the bytes that were sent, indices and values apart. In italics the mode "
+        "that the byte model charges for, and how most of its bytes were coded: indices / values. Small tensors that "
         "share a section stand under the name of the first, with the number of the others.",
         figure,
         [field.name for field in fields(TensorShare)],
@@ -300,6 +301,13 @@ def tensors(run: int, story: Chronicle, way: Direction) -> Plot | None:
         run=run,
         way=way,
     )
+
+
+def _form(shares: Sequence[TensorShare]) -> str:
+    """The model's mode, and the wire's codings that carried most bytes."""
+    most = max(shares, key=lambda share: share.index_bytes + share.value_bytes)
+    more = " and others" if len({(s.modes, s.index_coding, s.value_coding) for s in shares}) > 1 else ""
+    return escape(f"{most.modes}: {most.index_coding} / {most.value_coding}{more}")
 
 
 def measured_stages(stories: Sequence[Chronicle]) -> list[Stage]:
