@@ -91,8 +91,8 @@ class Agent:
         self._instance = secrets.randbits(64)
         self._previous: ClientSession | None = None
         self._work: dict[tuple[Phase, int], asyncio.Task[Any]] = {}
-        self._welcomed = False
         self._waits = 0
+        self._welcomed = self._told_to_wait = False
         self._run = ""
         self._expected = expected
         self._shelf, self._meter = shelf or Shelf(), meter or Meter("local")
@@ -114,7 +114,7 @@ class Agent:
     async def _stay_connected(self) -> None:
         alone_since = time.monotonic()
         while True:
-            self._welcomed = False
+            self._welcomed = self._told_to_wait = False
             try:
                 await self._one_session()
                 return
@@ -126,8 +126,10 @@ class Agent:
                 log.info("client %d: not connected: %s", self.client, reason)
                 if self._waits == 2 and (advice := hint(reason, self._credentials is not None)):
                     log.warning("client %d: %s", self.client, advice)
+            if self._welcomed or self._told_to_wait:
+                alone_since = time.monotonic()
             if self._welcomed:
-                alone_since, self._waits = time.monotonic(), 0
+                self._waits = 0
             alone = time.monotonic() - alone_since
             if alone > self._give_up:
                 advice = hint(reason, self._credentials is not None)
@@ -272,6 +274,7 @@ class Agent:
             )
             return False
         if code in _TRY_AGAIN:
+            self._told_to_wait = True
             raise _ConnectionLostError(f"{code_name(code)}: {detail}")
         raise AgentError(f"client {self.client}: the server refuses this client: {code_name(code)}: {detail}")
 

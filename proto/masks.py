@@ -49,14 +49,17 @@ class Grid:
         return np.take(every.reshape(-1), at)
 
     def spans(self) -> list[tuple[int, slice, slice]]:
-        """Group, rows and columns of every cell in the matrix sorted by classes."""
+        """Group, rows and columns of every cell that is not empty, in the matrix sorted by classes."""
         high, wide = (
             np.r_[0, np.cumsum(np.bincount(classes, minlength=count))]
             for classes, count in zip((self.rows, self.columns), self.groups.shape, strict=True)
         )
+        # Most of 255 x 255 classes are empty in a small matrix, and a hostile body names as many.
+        rows, columns = np.flatnonzero(np.diff(high)).tolist(), np.flatnonzero(np.diff(wide)).tolist()
         return [
-            (int(group), slice(high[a], high[a + 1]), slice(wide[b], wide[b + 1]))
-            for (a, b), group in np.ndenumerate(self.groups)
+            (int(self.groups[a, b]), slice(high[a], high[a + 1]), slice(wide[b], wide[b + 1]))
+            for a in rows
+            for b in columns
         ]
 
     def order(self) -> tuple[Indices, Indices]:

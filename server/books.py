@@ -115,6 +115,11 @@ class Books:
                 if row.round >= self.round:
                     self.totals.waive(row)
 
+    def lacks(self, way: Direction) -> None:
+        """Connections of one direction are not complete in the open round: no sums of their layers."""
+        with self._lock:
+            self._partial.update((way, layer) for layer in CONNECTION_LAYERS)
+
     # -- sums
 
     def round_sums(self) -> dict[str, int | None]:

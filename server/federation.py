@@ -290,10 +290,11 @@ class Federation:
         return [] if self.round is None else self._noted(self.round.deadline())
 
     def _current(self, client: int, number: int) -> Round[Update]:
-        if self.round is None:
+        current = self.round  # a commit in its thread may close it at any moment
+        if current is None:
             code = pb.LATE if number < self.next_round else pb.UNEXPECTED
             raise ProtocolError(code, f"client {client} speaks of round {number}; no round is open")
-        return self.round
+        return current
 
     def _noted(self, commands: list[Command]) -> list[Command]:
         for command in commands:
@@ -476,7 +477,8 @@ class Federation:
 
     def event(self, type: str, **fields: Any) -> None:
         """Append to events.jsonl with the next commit; the round is the open or coming one, from 1."""
-        number = self.round.number if self.round else self.next_round
+        current = self.round  # as in `_current`
+        number = current.number if current else self.next_round
         self._events.append({"time": round(time.time(), 3), "round": number + 1, "type": type, **fields})
 
 

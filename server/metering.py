@@ -93,6 +93,15 @@ class ConnectionMeter:
             self._books.record(sender_row(round, self._client, "up", self._encrypted, now, self._up))
         self._up = now
 
+    def abandon(self) -> None:
+        """The client went without a last report: what arrived since the one before has no sender's counters."""
+        told = replace(NOTHING, received=self._up.once)
+        if self._reports and self._down.received > told.received:
+            self._give_up_reports("the client went without its last report")
+            self._books.record(
+                receiver_row(NO_ROUND, self._client, "up", self._encrypted, self._down, told, self._silent)
+            )
+
     def _received(self) -> float:
         """Bytes that came on this connection, where that is known: more than its client has ever reported."""
         try:

@@ -43,6 +43,8 @@ class Peer:
     heard: float = field(default_factory=time.monotonic)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when somebody decided that this session is over."""
+    busy: bool = False
+    """While an update of this peer is verified, nothing else of it is read: that is not its silence."""
     closed: int = NO_ROUND
     """The round that was closed last, until the client has said what it took."""
     holds: int | None = None
@@ -85,4 +87,5 @@ class Peer:
         """Send heartbeats for ever."""
         while True:
             await asyncio.sleep(seconds)
-            self.post("heartbeat", pb.Heartbeat())
+            if self.outbox.empty():  # whatever waits there is a sign of life, too
+                self.post("heartbeat", pb.Heartbeat())

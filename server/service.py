@@ -129,7 +129,8 @@ class Service:
                         return
                     log.warning("round %d: deadline", federation.next_round + 1)
                     self._sessions.dispatch(federation.deadline())
-            await self._sessions.tasks.until(self._sessions.all_reported, REPORT_SECONDS)
+            if not await self._sessions.tasks.until(self._sessions.all_reported, REPORT_SECONDS):
+                self._sessions.note_missing()
             await self._close_round()
 
     async def _await_returns(self) -> None:

@@ -6,6 +6,7 @@ Everything that touches the federation holds `brain`, so that a commit in a thre
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import secrets
 import time
@@ -17,6 +18,7 @@ import grpc
 from fedreuse.proto import PROTOCOL_VERSION, transport
 from fedreuse.proto import federation_pb2 as pb
 from fedreuse.proto.channel import NO_ROUND, Channel, Tap
+from fedreuse.proto.codec import Payload
 from fedreuse.proto.errors import HARMLESS, SESSION_CODES_FROM, ProtocolError, code_name
 from fedreuse.proto.faults import Fault, FaultPlan
 from fedreuse.proto.frames import Incoming
@@ -73,6 +75,8 @@ class Sessions:
             self.left(peer)
         if self.phase == "finished":
             for peer in self.broken.values():
+                if peer.client in self.grace:  # it went before the end
+                    peer.meter.abandon()
                 peer.channel.settle(None)
             self._federation.books.settle_all_left_over()
 
@@ -139,6 +143,10 @@ class Sessions:
         round = self._federation.round
         return round is None or not any(c in self.peers and self.peers[c].meter.due for c in round.seats)
 
+    def note_missing(self) -> None:
+        """The open round is committed without the reports that are due: it has no sums of what they would say."""
+        self._federation.books.lacks("up")
+
     def _round_of(self, client: int) -> int:
         """The open round if the client takes part in it."""
         round = self._federation.round
@@ -178,8 +186,10 @@ class Sessions:
         except ProtocolError as error:
             log.warning("refused %s: %s", context.peer(), error)
             out = channel.send("abort", pb.Abort(code=error.code, detail=error.detail[:500]))
-            await context.write(out.frames[0])
-            channel.settle(channel.sent)
+            try:
+                await context.write(out.frames[0])
+            finally:
+                channel.settle(channel.sent)
         finally:
             if peer is not None:
                 self.left(peer)
@@ -299,6 +309,8 @@ class Sessions:
         known, channel = old.session == join.previous_session, old.channel
         if known and join.HasField("previous_counters"):
             old.meter.report(join.previous_counters)
+        else:
+            old.meter.abandon()
         received = join.previous_received if known and join.HasField("previous_received") else None
         try:
             channel.settle(received)
@@ -348,6 +360,8 @@ class Sessions:
     async def _give_up(self, client: int) -> None:
         async with self.brain:
             if self.grace.pop(client, None) is not None:
+                if (old := self.broken.get(client)) is not None:
+                    old.meter.abandon()
                 detail = f"connection lost, not back within {self._settings.rejoin_grace:g} s"
                 self.dispatch(self._federation.fail(client, pb.ABSENT, detail))
 
@@ -355,7 +369,7 @@ class Sessions:
         """Returns when a peer has been silent for too long."""
         limit = self._settings.heartbeat * transport.PATIENCE
         # While a commit holds the brain, messages wait in the stream unread: that is not the client's silence.
-        while (silence := time.monotonic() - peer.heard) < limit or self.brain.locked():
+        while (silence := time.monotonic() - peer.heard) < limit or self.brain.locked() or peer.busy:
             await asyncio.sleep(max(limit - silence, 0.1))
         log.warning("client %d: silent for %.1f s", peer.client, silence)
 
@@ -364,13 +378,16 @@ class Sessions:
     ) -> None:
         """A stream that cannot be followed any more: say why, give the client up for this round."""
         log.warning("client %d: %s", peer.client, error)
-        out = peer.channel.send("abort", pb.Abort(code=error.code, detail=error.detail[:500]))
-        await context.write(out.frames[0])
         async with self.brain:
             self._federation.event(
                 "refused", client=peer.client, code=code_name(error.code), detail=error.detail
             )
             self.dispatch(self._federation.fail(peer.client, error.code, error.detail))
+        out = peer.channel.send("abort", pb.Abort(code=error.code, detail=error.detail[:500]))
+        # A peer that reads nothing may have left a write half done, and gRPC allows no other then.
+        with contextlib.suppress(Exception):
+            async with asyncio.timeout(FAREWELL_SECONDS):
+                await context.write(out.frames[0])
 
     # ------------------------------------------------------------ messages
 
@@ -398,9 +415,7 @@ class Sessions:
                         self.dispatch(self._federation.score(peer.client, incoming.message))
                 case "update":
                     peer.meter.due = peer.meter.reports
-                    payload = await in_thread(
-                        self._threads, self._federation.verify, incoming.message, incoming.payload
-                    )
+                    payload = await self._verified(peer, incoming)
                     async with self.brain:
                         self._federation.accept(peer.client, incoming.message, payload, row)
                         self.tasks.notify()
@@ -415,6 +430,17 @@ class Sessions:
             await self._refuse(peer, incoming.kind, error)
         finally:
             self._federation.books.write(row)
+
+    async def _verified(self, peer: Peer, incoming: Incoming) -> Payload:
+        """The payload of an update, after it waited for its turn. Raises ProtocolError."""
+        peer.busy = True
+        try:
+            payload: Payload = await in_thread(
+                self._threads, self._federation.verify, incoming.message, incoming.payload
+            )
+            return payload
+        finally:
+            peer.busy, peer.heard = False, time.monotonic()
 
     async def _refuse(self, peer: Peer, kind: str, error: ProtocolError) -> None:
         log.warning("client %d: %s refused: %s", peer.client, kind, error)

@@ -136,3 +136,12 @@ def test_a_round_has_no_sum_of_a_layer_that_some_connection_lacks() -> None:
     books.open_round(4)
     books.record(Row(4, 0, "up", "connection", http2=1, ip=2))
     assert books.round_sums()["uplink_ip"] == 2
+
+
+def test_a_round_without_the_reports_that_are_due_has_no_sums_of_them() -> None:
+    books = Books(100, 10, 3, {})
+    books.record(Row(3, 0, "up", "connection", http2=50, ip=90))
+    books.record(Row(3, 0, "down", "connection", http2=5, ip=9))
+    books.lacks("up")
+    sums = books.round_sums()
+    assert (sums["uplink_http2"], sums["uplink_ip"], sums["downlink_http2"]) == (None, None, 5)

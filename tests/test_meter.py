@@ -478,6 +478,30 @@ def test_of_a_client_that_does_not_report_there_is_what_arrived():
     assert http2(books, "up") == [300, 150]
 
 
+def test_what_a_client_never_reported_counts_as_what_arrived():
+    """It reported 300 of the 5,000 bytes that came from it and died: no sum of its segments and packets is whole."""
+    books = Books()
+    meter = served(books, at(10, 1, 300), at(10, 1, 300), at(20, 2, 5_000))
+    meter.read(0)
+    meter.report(at(300, 7).to_proto(), 0)
+    meter.read(0)
+    meter.abandon()
+    meter.abandon()
+    assert http2(books, "up") == [300, 4_700]
+    last = books.rows[-1]
+    assert (last.segments, last.ip) == (None, None)
+    assert "the client went without its last report" in last.how
+
+
+def test_a_client_that_reported_everything_leaves_nothing_to_add():
+    books = Books()
+    meter = served(books, at(10, 1, 300))
+    meter.read(0)
+    meter.report(at(300, 7).to_proto(), 0)
+    meter.abandon()
+    assert http2(books, "up") == [300]
+
+
 IMPOSSIBLE = {
     "fewer bytes than before": {"sent": 599},
     "fewer segments than before": {"segments": 5},

@@ -70,7 +70,7 @@ def scores(run: int, story: Chronicle) -> Plot | None:
     if not story.scores:
         return None
     figure = go.Figure()
-    for reached, name, colour in ((False, "below: reused", DOWN), (True, "reached: train afresh", UP)):
+    for reached, name, colour in ((False, "below the threshold", DOWN), (True, "threshold reached", UP)):
         there = [s for s in story.scores if (s.score >= s.threshold) == reached]
         figure.add_scatter(
             x=[s.round for s in there],
