@@ -1,4 +1,4 @@
-"""A second decoder of packed bodies, slow and plain: bit by bit in Python integers, from proto/README.md alone."""
+"""A second decoder of packed bodies, slow and plain: bit by bit in Python integers, by the rules of proto/README.md."""
 
 from __future__ import annotations
 

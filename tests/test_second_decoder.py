@@ -1,4 +1,4 @@
-"""Packed bodies read by a second decoder (`reference`), which was written from proto/README.md alone."""
+"""Packed bodies read by a second decoder (`reference`), written by the rules of proto/README.md."""
 
 from typing import Any
 
