@@ -41,7 +41,7 @@ class PartitionSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    kind: Literal["iid", "dirichlet", "natural"] = "dirichlet"
+    kind: Literal["iid", "dirichlet", "natural", "resample"] = "dirichlet"
     alpha: FiniteFloat = Field(
         0.5, gt=0, allow_inf_nan=False, description="Dirichlet concentration; small: few labels per client"
     )
@@ -50,6 +50,12 @@ class PartitionSettings(BaseModel):
         ge=2,  # one example to train on and one to validate on
         description="least examples of a client, before the validation split; "
         "null: 10 when clients hold 60 or more on average, else 2",
+    )
+    size: int = Field(
+        20,
+        ge=1,
+        le=1_000_000,
+        description="examples a client draws, with replacement; only of resample, which is for benchmarks",
     )
 
 
@@ -175,8 +181,24 @@ def split_validation(
             "raise partition.minimum_size to 2 or more"
         )
     own = np.sort(indices)
+    return _split(labels, own, stream(seed, Purpose.VALIDATION, client=client), share)
+
+
+def cut_validation(labels: Labels, seed: int, share: float = VALIDATION_SHARE) -> tuple[Indices, Indices]:
+    """Split all examples into (train, validation) before there are clients, stratified by label.
+
+    labels: shape (n,). Raises PartitionError for fewer than two examples.
+    """
+    if len(labels) < 2:
+        raise PartitionError(f"{len(labels)} examples are too few to train and validate on")
+    return _split(labels, np.arange(len(labels)), stream(seed, Purpose.VALIDATION), share)
+
+
+def _split(
+    labels: Labels, own: Indices, generator: np.random.Generator, share: float
+) -> tuple[Indices, Indices]:
+    """(train, validation) of the examples `own`, at least one each."""
     size = min(validation_size(len(own), share), len(own) - 1)
-    generator = stream(seed, Purpose.VALIDATION, client=client)
     chosen = _stratified(labels[own], _exact(share), size, generator)
     return np.delete(own, chosen), own[chosen]
 
@@ -224,14 +246,13 @@ def partition_hash(parts: Iterable[Indices]) -> str:
     return digest.hexdigest()
 
 
-def refuse_single_example_clients(sizes: Iterable[int], model: nn.Module) -> None:
+def refuse_single_example_clients(single: Sequence[int], model: nn.Module) -> None:
     """Raise PartitionError if a model with batch normalisation meets a client with one training example.
 
-    sizes: training examples of each client, by client index. A batch of one has no variance.
+    single: the clients that have one. A batch of one has no variance.
     """
     from fedreuse.client.batches import has_batch_norm
 
-    single = [client for client, size in enumerate(sizes) if size == 1]
     if single and has_batch_norm(model):
         named = ", ".join(map(str, single[:10])) + (", ..." if len(single) > 10 else "")
         raise PartitionError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -193,3 +194,78 @@ def test_without_test_labels_there_are_no_test_examples_of_clients() -> None:
     d = divide(mixed(50, 30), context(4))
     with pytest.raises(TaskError, match="no labels of test examples"):
         d.test(0)
+
+
+# Resampling, for benchmarks
+
+
+def test_resampled_clients_draw_from_what_validation_leaves() -> None:
+    labels = mixed(60, 40)
+    d = divide(labels, context(50, partition={"kind": "resample", "size": 30}), test_labels=mixed(7, 5))
+    held_out = d.validation()
+    assert np.bincount(labels[held_out]).tolist() == [6, 4]
+    drawn = [d.examples(c) for c in clients(d)]
+    assert {len(part) for part in drawn} == {30}
+    assert all((np.diff(part) >= 0).all() for part in drawn)
+    # 1,500 draws from the 90 others: all are met, each 16.7 times on average.
+    times = np.bincount(np.concatenate(drawn), minlength=100)
+    assert set(np.flatnonzero(times == 0)) == set(held_out)
+    assert times.max() < 40  # Poisson of mean 16.7: beyond five deviations
+    assert any(len(np.unique(part)) < 30 for part in drawn)  # with replacement
+    assert all(np.array_equal(d.train(c), drawn[c]) for c in clients(d))
+    assert d.labels(3).tolist() == labels[drawn[3]].tolist()
+    assert d.sizes().tolist() == [30] * 50
+    tested = np.concatenate([d.test(c) for c in clients(d)])
+    assert (len(tested), set(tested)) == (1500, set(range(12)))
+
+
+def test_a_resampled_client_is_its_own_stream() -> None:
+    settings = {"kind": "resample"}
+    few, many = (divide(mixed(60, 40), context(n, partition=settings)) for n in (5, 100_000))
+    assert [len(few.train(c)) for c in clients(few)] == [20] * 5
+    for client in (4, 0, 2):
+        assert few.train(client).tolist() == many.train(client).tolist() == few.train(client).tolist()
+    assert few.train(0).tolist() != few.train(1).tolist()
+
+
+def test_the_hash_of_a_resampling_is_of_its_rule() -> None:
+    labels = mixed(60, 40)
+
+    def digest(number: int = 9, seed: int = 1, size: int = 20, limit: int | None = None) -> str:
+        settings = {"kind": "resample", "size": size}
+        return divide(labels, context(number, seed, partition=settings, train_limit=limit)).hash()
+
+    assert digest() == digest()
+    assert len({digest(), digest(number=8), digest(seed=2), digest(size=21), digest(limit=50)}) == 5
+
+
+def test_a_hundred_thousand_clients_cost_what_ten_do() -> None:
+    def cost(number: int) -> int:
+        tracemalloc.start()
+        d = divide(mixed(60, 40), context(number, partition={"kind": "resample"}), test_labels=mixed(9))
+        d.hash()
+        d.train(number - 1)
+        d.test(number - 1)
+        assert not d.single()
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return peak
+
+    cost(10)
+    assert cost(100_000_000) < cost(10) + 10_000
+
+
+def test_one_resampled_example_is_no_training_for_batch_normalisation() -> None:
+    d = divide(mixed(60, 40), context(3, partition={"kind": "resample", "size": 1}))
+    assert list(d.single()) == [0, 1, 2]
+
+
+def test_resampling_with_a_validation_set_beside_cuts_nothing() -> None:
+    d = divide(mixed(3), context(40, partition={"kind": "resample"}), own_validation=True)
+    assert d.validation().tolist() == []
+    assert set(np.concatenate([d.train(c) for c in clients(d)])) == {0, 1, 2}
+
+
+def test_one_example_cannot_be_cut() -> None:
+    with pytest.raises(PartitionError, match="1 examples are too few to train and validate on"):
+        divide(mixed(1), context(3, partition={"kind": "resample"}))

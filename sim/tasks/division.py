@@ -5,7 +5,10 @@ A task of any kind asks `divide` for one and then gathers its own images or char
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -21,6 +24,7 @@ from fedreuse.sim.partition import (
     Labels,
     PartitionError,
     PartitionSettings,
+    cut_validation,
     largest_remainder,
     partition,
     partition_hash,
@@ -54,18 +58,29 @@ def divide(
     """
     settings = _settings(context)
     used = _used(labels, context)
+    there = Examples(labels[used], used, context.seed, own_validation, test_labels)
+    if settings.kind == "resample":
+        return Resampled(there, context.clients, settings.size)
     own = None if owners is None else owners[used]
-    parts = partition(labels[used], context.clients, settings, context.seed, own)
-    by_owner = settings.kind == "natural"
-    return Lists(
-        labels[used],
-        parts,
-        used=used,
-        seed=context.seed,
-        own_validation=own_validation,
-        test_labels=test_labels,
-        owners=(own, test_owners) if by_owner and own is not None and test_owners is not None else None,
-    )
+    parts = partition(there.labels, context.clients, settings, context.seed, own)
+    if settings.kind == "natural" and own is not None and test_owners is not None:
+        return Lists(there, parts, owners=(own, test_owners))
+    return Lists(there, parts)
+
+
+@dataclass(frozen=True)
+class Examples:
+    """What there is to divide, and the seed to divide it by.
+
+    labels: (n,), of the training examples in use; used: their positions in the whole training data.
+    own_validation: whether the task has a validation set beside them; test_labels: of the test set, if known.
+    """
+
+    labels: Labels
+    used: Indices
+    seed: int
+    own_validation: bool
+    test_labels: Labels | None
 
 
 class Division(ABC):
@@ -76,16 +91,17 @@ class Division(ABC):
     clients: how many there are.
     """
 
-    used: Indices
-    clients: int
+    def __init__(self, there: Examples, clients: int) -> None:
+        self.used, self.clients = there.used, clients
+        self._there = there
 
     @abstractmethod
     def examples(self, client: int) -> Indices:
         """All training examples of a client, with those held out for validation. Raises TaskError."""
 
-    @abstractmethod
     def labels(self, client: int) -> Labels:
         """The labels of these examples. Raises TaskError."""
+        return self._there.labels[self.examples(client)]
 
     @abstractmethod
     def train(self, client: int) -> Indices:
@@ -107,8 +123,18 @@ class Division(ABC):
         """Numbers of examples that clients train on, shape (clients,)."""
 
     @abstractmethod
+    def single(self) -> Sequence[int]:
+        """The clients that have one example only to train on."""
+
+    @abstractmethod
     def hash(self) -> str:
         """SHA-256 (hexadecimal) of who has which examples of the whole training data."""
+
+    @property
+    def _test_labels(self) -> Labels:
+        if self._there.test_labels is None:
+            raise PartitionError("this task has no labels of test examples, so they have no clients")
+        return self._there.test_labels
 
     def _check(self, client: int) -> None:
         if not 0 <= client < self.clients:
@@ -118,7 +144,7 @@ class Division(ABC):
 class Lists(Division):
     """A division in which every client's examples are listed.
 
-    labels: (n,), of the training examples in use; parts: a client's positions among them.
+    parts: a client's positions among the training examples in use.
     owners: natural ids of training and test examples, where clients are natural owners.
 
     Validation is cut client by client. A client's test examples are those of its owner; where clients are no
@@ -128,34 +154,21 @@ class Lists(Division):
     """
 
     def __init__(
-        self,
-        labels: Labels,
-        parts: list[Indices],
-        *,
-        used: Indices,
-        seed: int,
-        own_validation: bool = False,
-        test_labels: Labels | None = None,
-        owners: tuple[Owners, Owners] | None = None,
+        self, there: Examples, parts: list[Indices], owners: tuple[Owners, Owners] | None = None
     ) -> None:
-        self.used, self.clients = used, len(parts)
-        self._labels, self._parts, self._seed = labels, parts, seed
-        self._own_validation = own_validation
-        self._test_labels, self._owners = test_labels, owners
+        super().__init__(there, len(parts))
+        self._parts, self._owners = parts, owners
 
     def examples(self, client: int) -> Indices:
         self._check(client)
         return self._parts[client]
 
-    def labels(self, client: int) -> Labels:
-        return self._labels[self.examples(client)]
-
     def train(self, client: int) -> Indices:
-        return self.examples(client) if self._own_validation else self._split(client)[0]
+        return self.examples(client) if self._there.own_validation else self._split(client)[0]
 
     def validation(self) -> Indices:
         """In ascending client order, and ascending within a client."""
-        if self._own_validation:
+        if self._there.own_validation:
             return np.empty(0, np.int64)
         return np.concatenate([self._split(client)[1] for client in range(self.clients)])
 
@@ -167,22 +180,23 @@ class Lists(Division):
         return self._test_parts[client]
 
     def sizes(self) -> NDArray[np.int64]:
-        held_out = (0 if self._own_validation else validation_size(len(part)) for part in self._parts)
+        held_out = (0 if self._there.own_validation else validation_size(len(part)) for part in self._parts)
         return np.array([len(p) - h for p, h in zip(self._parts, held_out, strict=True)], np.int64)
+
+    def single(self) -> Sequence[int]:
+        return [int(client) for client in np.flatnonzero(self.sizes() == 1)]
 
     def hash(self) -> str:
         return partition_hash(self.used[part] for part in self._parts)
 
     def _split(self, client: int) -> tuple[Indices, Indices]:
-        return split_validation(self._labels, self.examples(client), client, self._seed)
+        return split_validation(self._there.labels, self.examples(client), client, self._there.seed)
 
     @cached_property
     def _test_parts(self) -> list[Indices]:
-        if self._test_labels is None:
-            raise PartitionError("this task has no labels of test examples, so they have no clients")
-        generator = stream(self._seed, Purpose.TEST_PARTITION)
+        generator = stream(self._there.seed, Purpose.TEST_PARTITION)
         holder = np.repeat(np.arange(self.clients), [len(part) for part in self._parts])
-        held_labels = self._labels[np.concatenate(self._parts)]
+        held_labels = self._there.labels[np.concatenate(self._parts)]
         shares: list[list[Indices]] = [[] for _ in self._parts]
         for label in np.unique(self._test_labels):
             own = generator.permutation(np.flatnonzero(self._test_labels == label))
@@ -198,6 +212,51 @@ class Lists(Division):
                 shares[client].append(share)
         nobody = np.empty(0, np.int64)
         return [np.sort(np.concatenate([nobody, *share])) for share in shares]
+
+
+class Resampled(Division):
+    """For benchmarks only: every client draws `size` examples, with replacement, when it is first needed.
+
+    No study can learn from it, since clients share examples and are all alike; but any number of clients costs
+    nothing to begin with. A stratified tenth of the training examples is cut for validation before; clients draw
+    from the rest, each from its own stream, and their test examples likewise from the test set.
+    """
+
+    def __init__(self, there: Examples, clients: int, size: int) -> None:
+        super().__init__(there, clients)
+        self._size = size
+        if there.own_validation:
+            self._pool, self._held_out = np.arange(len(there.labels)), np.empty(0, np.int64)
+        else:
+            self._pool, self._held_out = cut_validation(there.labels, there.seed)
+
+    def examples(self, client: int) -> Indices:
+        """Ascending; examples drawn twice stand there twice."""
+        return self._pool[self._draw(client, Purpose.PARTITION, len(self._pool))]
+
+    def train(self, client: int) -> Indices:
+        return self.examples(client)
+
+    def validation(self) -> Indices:
+        return self._held_out
+
+    def test(self, client: int) -> Indices:
+        return self._draw(client, Purpose.TEST_PARTITION, len(self._test_labels))
+
+    def sizes(self) -> NDArray[np.int64]:
+        return np.full(self.clients, self._size)
+
+    def single(self) -> Sequence[int]:
+        return range(self.clients if self._size == 1 else 0)
+
+    def hash(self) -> str:
+        """Of the rule: its numbers, and the positions in the whole training data that clients draw from."""
+        rule = f"fedreuse/resample/{self._there.seed}/{self.clients}/{self._size}/"
+        return hashlib.sha256(rule.encode() + self.used[self._pool].astype("<i8").tobytes()).hexdigest()
+
+    def _draw(self, client: int, purpose: Purpose, count: int) -> Indices:
+        self._check(client)
+        return np.sort(stream(self._there.seed, purpose, client=client).integers(count, size=self._size))
 
 
 def _used(labels: Labels, context: TaskContext) -> Indices:

@@ -94,10 +94,9 @@ class ImageTask:
             train.labels, context, own_validation=validation is not None, test_labels=test.labels
         )
         self._train = _take(train, self.division.used)
-        sizes = self.division.sizes()
-        if (sizes == 1).any():
+        if single := self.division.single():
             with torch.random.fork_rng(devices=[]):  # this model is only looked at
-                refuse_single_example_clients(sizes, self.model())
+                refuse_single_example_clients(single, self.model())
         self.mean: float | NDArray[np.float64]
         self.std: float | NDArray[np.float64]
         self.mean, self.std = _moments_by_channel(self._train.images)
