@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,7 @@ from fedreuse.proto.streams import Purpose, stream
 from fedreuse.sim.partition import (
     Indices,
     Labels,
+    Owners,
     PartitionError,
     PartitionSettings,
     cut_validation,
@@ -35,9 +36,6 @@ from fedreuse.sim.partition import (
 
 if TYPE_CHECKING:
     from fedreuse.client.task import TaskContext
-
-Owners = NDArray[Any]
-"""Natural ids, shape (n,): the writer, speaker or user each example comes from."""
 
 
 def divide(
@@ -62,7 +60,7 @@ def divide(
     if settings.kind == "resample":
         return Resampled(there, context.clients, settings.size)
     own = None if owners is None else owners[used]
-    parts = partition(there.labels, context.clients, settings, context.seed, own)
+    parts = partition(there.labels, context.clients, settings, context.seed, own).parts
     if settings.kind == "natural" and own is not None and test_owners is not None:
         return Lists(there, parts, owners=(own, test_owners))
     return Lists(there, parts)
