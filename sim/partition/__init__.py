@@ -1,6 +1,6 @@
 """Who holds which examples: partitions over clients, validation splits, subsets. No torch is needed."""
 
-from fedreuse.sim.partition.files import partition_hash
+from fedreuse.sim.partition.files import labels_hash, partition_hash, read_partition, write_partition
 from fedreuse.sim.partition.rules import Partition, partition
 from fedreuse.sim.partition.settings import (
     Indices,
@@ -27,12 +27,15 @@ __all__ = [
     "PartitionError",
     "PartitionSettings",
     "cut_validation",
+    "labels_hash",
     "largest_remainder",
     "partition",
     "partition_hash",
+    "read_partition",
     "refuse_single_example_clients",
     "short_form",
     "split_validation",
     "stratified_subset",
     "validation_size",
+    "write_partition",
 ]

@@ -26,15 +26,18 @@ Kind = Literal[
     "natural",
     "resample",
 ]
-MAIN_OPTIONS: dict[str, str] = {
-    "half-iid": "similarity",
-    "dirichlet": "alpha",
-    "lq": "labels",
-    "shards": "labels",
-    "quantity": "beta",
-    "resample": "size",
+OPTIONS: dict[str, tuple[str, ...]] = {
+    "iid": (),
+    "iid-balanced": (),
+    "half-iid": ("similarity", "labels"),
+    "dirichlet": ("alpha",),
+    "lq": ("labels",),
+    "shards": ("labels",),
+    "quantity": ("beta",),
+    "natural": (),
+    "resample": ("size",),
 }
-"""The option that a number in a kind's short form sets: `lq-2` is `{kind: lq, labels: 2}`."""
+"""What each kind asks for beside minimum_size; a number in its short form is the first: `lq-2`, `dirichlet-0.1`."""
 
 
 class PartitionError(TaskError):
@@ -84,10 +87,14 @@ class PartitionSettings(BaseModel):
     def _from_short_form(cls, value: Any) -> Any:
         return short_form(value) if isinstance(value, str) else value
 
+    def options(self) -> dict[str, Any]:
+        """The options that this kind asks for."""
+        return {name: getattr(self, name) for name in OPTIONS[self.kind]}
+
 
 def short_form(text: str) -> dict[str, str]:
     """`dirichlet-0.1` is `{kind: dirichlet, alpha: 0.1}`; a text without a number is a kind alone."""
-    for kind, option in MAIN_OPTIONS.items():
-        if text.startswith(f"{kind}-"):
-            return {"kind": kind, option: text.removeprefix(f"{kind}-")}
+    for kind, options in OPTIONS.items():
+        if options and text.startswith(f"{kind}-"):
+            return {"kind": kind, options[0]: text.removeprefix(f"{kind}-")}
     return {"kind": text}
