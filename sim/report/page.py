@@ -72,7 +72,11 @@ class Section:
 
 def write_report(folders: Sequence[Path], path: Path) -> None:
     """Write the report of one or more runs, finished or not. Raises RunError."""
-    text = render(folders)
+    write_whole(path, render(folders))
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file that appears complete or not at all. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
@@ -100,35 +104,44 @@ def render(folders: Sequence[Path]) -> str:
     ]
     stages = figures.measured_stages(stories)
     plots = [*shared, *(plot for section in sections for plot in section.plots)]
-    environment = Environment(
+    return (
+        environment()
+        .get_template("page.html")
+        .render(
+            title=_title(comparison),
+            made=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+            version=metadata.version("fedreuse"),
+            comparison=comparison,
+            sections=sections,
+            shared=shared,
+            stages=[(stage, LAYER_NAMES[stage]) for stage in stages],
+            chosen=_deepest(stories, stages),
+            colours=COLOURS,
+            style=resource("page.css"),
+            script=resource("page.js"),
+            plotly=get_plotlyjs(),
+            data=embedded(_data(plots, stories, stages)),
+        )
+    )
+
+
+def environment() -> Environment:
+    """Templates of this folder."""
+    return Environment(
         loader=PackageLoader("fedreuse.sim.report", "."),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    return environment.get_template("page.html").render(
-        title=_title(comparison),
-        made=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        version=metadata.version("fedreuse"),
-        comparison=comparison,
-        sections=sections,
-        shared=shared,
-        stages=[(stage, LAYER_NAMES[stage]) for stage in stages],
-        chosen=_deepest(stories, stages),
-        colours=COLOURS,
-        style=_resource("page.css"),
-        script=_resource("page.js"),
-        plotly=get_plotlyjs(),
-        data=_embedded(_data(plots, stories, stages)),
-    )
 
 
-def _resource(name: str) -> str:
+def resource(name: str) -> str:
+    """The text of a file of this folder."""
     return resources.files("fedreuse.sim.report").joinpath(name).read_text(encoding="utf-8")
 
 
-def _embedded(data: Any) -> str:
+def embedded(data: Any) -> str:
     """JSON that no text in it can end the script element around it."""
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
