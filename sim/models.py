@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -198,11 +198,32 @@ MODELS = {
 federated learning likes it (Hsieh et al., 2020; Reddi et al., 2021)."""
 
 
-def chooser(name: str, inputs: Inputs, outputs: int, options: dict[str, Any]) -> Callable[[], nn.Module]:
-    """What makes fresh models called `name` for these inputs, with `outputs` logits.
+@dataclass(frozen=True)
+class Chosen:
+    """A model that fits a task; called, it makes a fresh one."""
 
-    options: of `task.options` those that are the model's. Raises TaskError, with what would do instead.
+    name: str
+    inputs: Inputs
+    outputs: int
+    options: Mapping[str, Any]
+
+    def __call__(self) -> nn.Module:
+        return MODELS[self.name].make(self.inputs, self.outputs, **self.options)
+
+
+FRAME = ("model", "train_limit", "partition")
+"""Of a task's options, those that are keys of the configuration and not below `task.options`."""
+
+
+def choose(
+    given: Mapping[str, Any], default: str, inputs: Inputs, outputs: int, own: Sequence[str] = ()
+) -> Chosen:
+    """What makes models for these inputs, with `outputs` logits: by `given["model"]`, else the default.
+
+    given: a task's options; all but `FRAME` and the task's `own` belong to the model. Raises TaskError, with what
+    would do instead.
     """
+    name = given.get("model") or default
     fitting = [known for known, kind in MODELS.items() if kind.can_take(inputs)]
     if name not in MODELS:
         raise TaskError(f"no model called {name!r}; task.model is one of {', '.join(fitting)} for this task")
@@ -212,11 +233,16 @@ def chooser(name: str, inputs: Inputs, outputs: int, options: dict[str, Any]) ->
             f"task.model {name!r} takes {kind.takes}, and this task has {inputs}; "
             f"task.model can be one of: {', '.join(fitting) or 'none of those built in'}"
         )
-    for option, value in options.items():
-        allowed = kind.options.get(option)
-        if allowed is None:
-            having = [known for known in fitting if option in MODELS[known].options]
-            raise TaskError(f"task.options.{option} is of the models {', '.join(having)}, not of {name}")
-        if value not in allowed:
-            raise TaskError(f"task.options.{option} is {value!r}; known: {', '.join(allowed)}")
-    return lambda: kind.make(inputs, outputs, **options)
+    options = {key: value for key, value in given.items() if key not in (*FRAME, *own)}
+    for key, value in options.items():
+        if key not in kind.options:
+            having = [known for known in fitting if key in MODELS[known].options]
+            known = ", ".join([*own, *kind.options]) or "none"
+            raise TaskError(
+                f"task.options.{key} is of the models {', '.join(having)}, not of {name}"
+                if having
+                else f"task.options.{key} is unknown; this task with model {name} has options: {known}"
+            )
+        if value not in kind.options[key]:
+            raise TaskError(f"task.options.{key} is {value!r}; known: {', '.join(kind.options[key])}")
+    return Chosen(name, inputs, outputs, options)

@@ -31,6 +31,7 @@ def make_task(config: RunConfig) -> Task:
     """The task of a configuration. Raises TaskError."""
     options: dict[str, Any] = {
         **config.task.options,
+        "model": config.task.model,
         "train_limit": config.task.train_limit,
         "partition": config.partition.model_dump(),
     }

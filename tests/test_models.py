@@ -15,13 +15,13 @@ from fedreuse.client.proxy import head_parameters
 from fedreuse.client.settings import ProxySettings
 from fedreuse.client.workbench import schema_of
 from fedreuse.proto.schema import PARAMETER
-from fedreuse.sim.models import MODELS, Characters, Images, Inputs, LeNet5, chooser
+from fedreuse.sim.models import MODELS, Characters, Images, Inputs, LeNet5, choose
 
 GREY, COLOUR, TEXT = Images(1, 28), Images(3, 32), Characters(80)
 
 
 def made(name: str, inputs: Inputs, outputs: int = 10, **options: Any) -> nn.Module:
-    return chooser(name, inputs, outputs, options)()
+    return choose({"model": name, **options}, "cnn", inputs, outputs)()
 
 
 def parameters(model: nn.Module) -> int:
@@ -168,6 +168,12 @@ def test_gru_reads_the_context_in_its_order_to_its_end() -> None:
             {"stem": "cifar"},
             r"task.options.stem is of the models resnet18, resnet18-gn, not of cnn",
         ),
+        (
+            "resnet18",
+            GREY,
+            {"stam": "cifar"},
+            r"stam is unknown; this task with model resnet18 has options: stem",
+        ),
         ("resnet18", GREY, {"stem": "vit"}, r"task\.options\.stem is 'vit'; known: imagenet, cifar"),
     ],
 )
@@ -175,4 +181,11 @@ def test_what_does_not_fit_is_refused_with_what_does(
     name: str, inputs: Inputs, options: dict[str, Any], text: str
 ) -> None:
     with pytest.raises(TaskError, match=text):
-        chooser(name, inputs, 10, options)
+        made(name, inputs, **options)
+
+
+def test_a_task_has_a_default_and_options_of_its_own() -> None:
+    options = {"model": None, "train_limit": 5, "partition": {}, "augment": True}
+    assert isinstance(choose(options, "lenet5", GREY, 10, own=("augment",))(), LeNet5)
+    with pytest.raises(TaskError, match=r"task\.options\.augment is unknown; .* has options: none"):
+        choose(options, "lenet5", GREY, 10)

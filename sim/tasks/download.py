@@ -117,6 +117,7 @@ class _Fetching:
     def __init__(self, data_set: DataSet, data: Path) -> None:
         self._data_set, self._data = data_set, data
         self._announced = False
+        self._size: int | None = None
         self._done = 0
         console = Console(stderr=True)
         self._bar = Progress(
@@ -136,6 +137,8 @@ class _Fetching:
         """The files, checked, in `folder`."""
         found: list[Path] = []
         with self._bar:
+            if self._data_set.size is not None:
+                self._announce(self._data_set.size)
             for origin in self._data_set.origins():
                 path = folder / origin.name
                 self._from_first_that_gives_it(origin, path)
@@ -172,18 +175,17 @@ class _Fetching:
 
     def _announce(self, length: int | None) -> None:
         """Once, before the first byte of content. A warning, since it is shown whatever the logging is set to."""
-        if self._announced:
-            return
-        self._announced = True
         this = self._data_set
-        size = this.size or length
-        said = f"{size / 1e6:.1f} MB" if size else "a file of unknown size"
-        if this.unpacked:
-            said += f", {this.unpacked / 1e6:.0f} MB unpacked"
-        logger.warning("%s is not in %s: downloading %s (%s)", this.name, self._data, said, this.terms)
-        self._bar.update(self._shown, total=size)
-        self._bar.start_task(self._shown)
-        needed, free = (size or 0) + this.unpacked, shutil.disk_usage(self._data).free
+        if not self._announced:
+            self._announced = True
+            self._size = this.size or length
+            said = f"{self._size / 1e6:.1f} MB" if self._size else "a file of unknown size"
+            if this.unpacked:
+                said += f", {this.unpacked / 1e6:.0f} MB unpacked"
+            logger.warning("%s is not in %s: downloading %s (%s)", this.name, self._data, said, this.terms)
+            self._bar.update(self._shown, total=self._size)
+            self._bar.start_task(self._shown)
+        needed, free = (self._size or 0) + this.unpacked, shutil.disk_usage(self._data).free
         if needed > free:
             raise _Failed(f"it takes {needed / 1e6:.0f} MB, and only {free / 1e6:.0f} MB are free there")
 

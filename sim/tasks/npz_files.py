@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -56,11 +56,13 @@ class _Faulty(Exception):
     """`key` and what is wrong with it; the file and the advice are added outside."""
 
 
-def read(path: Path, advice: str) -> Splits:
+def read(path: Path, advice: str, verify: Callable[[], None] = lambda: None, cache: str = "npz") -> Splits:
     """The splits of `path`: `train_images`, `train_labels`, the same for `val` (perhaps) and `test`.
 
     Images are uint8, (n, h, h) or (n, h, h, 3), labels whole numbers from 0, (n,) or (n, 1), or zeros and ones
-    (n, l) for l labels that an image can have at once. Raises TaskError, naming file and key, with `advice`.
+    (n, l) for l labels that an image can have at once. `verify` is called before images are unpacked, but not where
+    they are in the cache already, under a name that begins with `cache`.
+    Raises TaskError, naming file and key, with `advice`.
     """
     try:
         with _opened(path) as archive:
@@ -74,8 +76,8 @@ def read(path: Path, advice: str) -> Splits:
                     f"the images take {total / 1e9:.1f} GB unpacked, more than {LIMIT / 1e9:.0f} GB"
                 )
             labels = [_labels(archive, headers, part) for part in parts]
-        unpack = partial(_images, path, headers, parts)
-        pixels = unpack() if total <= SHARED else decoded(path.stem, [path], total, unpack)
+        unpack = partial(_images, path, headers, parts, verify)
+        pixels = unpack() if total <= SHARED else decoded(cache, [path], total, unpack)
         classes = _classes(parts, labels)
     except _Faulty as error:
         raise TaskError(f"{path}: {error}; {advice}") from error
@@ -185,8 +187,9 @@ def _classes(parts: list[str], labels: list[NDArray[Any]]) -> int:
     return classes
 
 
-def _images(path: Path, headers: dict[str, _Header], parts: list[str]) -> Bytes:
+def _images(path: Path, headers: dict[str, _Header], parts: list[str], verify: Callable[[], None]) -> Bytes:
     """The pixels of all parts, one after the other."""
+    verify()
     due = [headers[f"{part}_images"] for part in parts]
     pixels = np.empty(sum(header.size for header in due), np.uint8)
     start = 0
