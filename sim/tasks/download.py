@@ -152,7 +152,7 @@ class _Fetching:
             try:
                 return self._transfer(url, origin.md5, path)
             except (OSError, ValueError, HTTPException, _Failed) as error:
-                reasons.append(f"{url}: {error}")
+                reasons.append(f"{url}: {str(error).strip() or type(error).__name__}")
         raise _Failed("; ".join(reasons))
 
     def _transfer(self, url: str, md5: str, path: Path) -> None:
