@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn import functional
-from torch.utils.data import Dataset
 
-from fedreuse.client.batches import WholeBatches, fetch
+from fedreuse.client.batches import WholeBatches
 from fedreuse.client.errors import TaskError
 from fedreuse.client.task import TaskContext
 from fedreuse.sim.models import Images, choose
 from fedreuse.sim.partition import Indices, refuse_single_example_clients
+from fedreuse.sim.tasks.classification import Classification
 from fedreuse.sim.tasks.division import divide
 
 
@@ -67,7 +65,7 @@ class ImageSet(WholeBatches):
         return x, y
 
 
-class ImageTask:
+class ImageTask(Classification):
     """A `Task` on uint8 images: optional subset, partition, validation split, a model by name.
 
     Options: `train_limit` (a stratified subset of the training images is used), `partition`
@@ -86,9 +84,6 @@ class ImageTask:
     own_options: ClassVar[tuple[str, ...]] = ()
     """Of `task.options`, beside those of the model."""
 
-    evaluation_batch = 1000
-    """Examples evaluated at once, of larger images than 28x28 fewer. Float sums depend on it in their last digits."""
-
     def __init__(
         self,
         context: TaskContext,
@@ -101,6 +96,7 @@ class ImageTask:
         self.classes = classes
         self._test, self._own_validation = test, validation
         size, channels = train.images.shape[1], 1 if train.images.ndim == 3 else 3
+        # As many pixels as in 1,000 images of 28x28.
         self.evaluation_batch = min(self.evaluation_batch, max(1, 1000 * 28**2 // size**2))
         self.chosen = choose(
             context.options, self.default_model, Images(channels, size), classes, self.own_options
@@ -138,48 +134,6 @@ class ImageTask:
 
     def test(self) -> ImageSet:
         return ImageSet(self._test, np.arange(len(self._test.labels)), self.levels)
-
-    def loss(self, model: nn.Module, batch: Any) -> Tensor:
-        """Mean cross-entropy; batch: inputs (b, 1 or 3, h, h) and labels (b,).
-
-        With labels (b, classes) each is a yes or no of its own: mean binary cross-entropy over images and labels.
-        """
-        x, y = batch
-        return _loss(model(x), y, "mean")
-
-    def metrics(self, model: nn.Module, data: Dataset[Any]) -> Mapping[str, float]:
-        """Accuracy (0 to 1) and mean loss over `data`, in evaluation mode; modes are put back.
-
-        Accuracy is the share of right labels. Where an image can have several, each counts, a probability above 0.5
-        being a yes: the mean over labels of the accuracy of each, as MedMNIST's evaluator has it.
-        """
-        count = len(data)  # type: ignore[arg-type]
-        if count == 0:
-            raise TaskError("metrics of an empty data set")
-        device = next(model.parameters()).device
-        modes = {module: module.training for module in model.modules()}
-        labels, correct, loss = 0, 0, 0.0
-        model.eval()
-        try:
-            with torch.no_grad():
-                for start in range(0, count, self.evaluation_batch):
-                    at = np.arange(start, min(start + self.evaluation_batch, count))
-                    x, y = fetch(data, at, device, torch.preserve_format)
-                    logits = model(x)
-                    guess = logits.argmax(1) if y.ndim == 1 else logits > 0
-                    correct += int((guess == y).sum())
-                    loss += float(_loss(logits, y, "sum"))
-                    labels += y.numel()
-        finally:
-            for module, training in modes.items():
-                module.training = training
-        return {"accuracy": correct / labels, "loss": loss / labels}
-
-
-def _loss(logits: Tensor, y: Tensor, reduction: str) -> Tensor:
-    if y.ndim == 1:
-        return functional.cross_entropy(logits, y, reduction=reduction)
-    return functional.binary_cross_entropy_with_logits(logits, y.to(logits.dtype), reduction=reduction)
 
 
 def _first_label(labels: NDArray[np.unsignedinteger[Any]]) -> NDArray[np.integer[Any]]:
