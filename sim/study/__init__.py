@@ -1,0 +1,1 @@
+"""Studies: grids of runs that are paired by their seeds, and what they show."""
