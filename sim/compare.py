@@ -27,7 +27,6 @@ from fedreuse.sim.export import to_csv, to_json
 from fedreuse.sim.folder import (
     INITIAL,
     SUMMARY,
-    TEST_RESULT,
     check_ending,
     damage,
     read_body,
@@ -39,6 +38,7 @@ from fedreuse.sim.remarks import Absence
 from fedreuse.sim.reuse import Ceiling, Scores, ceiling, score_histogram
 from fedreuse.sim.summary import summarise
 from fedreuse.sim.sums import WAYS, Body, Connections, Cost, Entry, read_bodies, read_sums, total
+from fedreuse.sim.testset import read_examined
 
 __all__ = ["Comparison", "Run", "compare", "to_csv", "to_json"]
 
@@ -258,12 +258,8 @@ def _read_summary(folder: Path) -> dict[str, Any]:
 
 
 def _live_summary(folder: Path, config: RunConfig) -> dict[str, Any]:
-    test, metrics = folder / TEST_RESULT, None
-    if test.exists():
-        with damage(test, "restore the file"):
-            metrics = dict(json.loads(test.read_text(encoding="utf-8")))
     with damage(folder / "bytes.csv", repair(folder)):
-        return summarise(folder, config, metrics)
+        return summarise(folder, config, read_examined(folder))
 
 
 def _check(path: Path, agrees: bool) -> None:

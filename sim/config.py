@@ -53,6 +53,10 @@ class ClientsSection(_Section):
 class EvaluationSection(_Section):
     every: int = Field(5, ge=1, description="validation in round 1, every so many rounds, and the last")
     patience: int | None = Field(None, ge=1, description="early stopping, in evaluations; off by default")
+    archival: bool = Field(
+        False,
+        description="look at the test set each time, as published curves did; never evidence in a study",
+    )
 
 
 class SimSection(_Section):
@@ -141,7 +145,8 @@ class RunConfig(_Section):
     def folder(self) -> Path:
         """Where the run goes."""
         task = self.task.name.replace(":", "-").replace("/", "-")
-        return self.output or Path("runs") / f"{self.method}-{task}-seed{self.seed}"
+        stamp = "-archival" if self.evaluation.archival else ""
+        return self.output or Path("runs") / f"{self.method}-{task}-seed{self.seed}{stamp}"
 
     def federation(self) -> FederationSettings:
         return FederationSettings(
@@ -158,6 +163,7 @@ class RunConfig(_Section):
             step=self.step,
             evaluate_every=self.evaluation.every,
             patience=self.evaluation.patience,
+            archival=self.evaluation.archival,
         )
 
     def plan(self) -> ClientPlan:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 
 from fedreuse.client.batches import WholeBatches, fetch
 from fedreuse.client.errors import TaskError
-from fedreuse.client.task import TaskContext
+from fedreuse.client.task import Outcomes, TaskContext
 from fedreuse.sim.models import ShallowCNN
 from fedreuse.sim.partition import (
     Indices,
@@ -129,25 +129,38 @@ class ImageTask:
 
     def metrics(self, model: nn.Module, data: Dataset[Any]) -> Mapping[str, float]:
         """Accuracy (0 to 1) and mean cross-entropy over `data`, in evaluation mode; modes are put back."""
+        correct, loss, count = 0, 0.0, 0
+        for logits, y in self._logits(model, data):
+            correct += int((logits.argmax(1) == y).sum())
+            loss += float(functional.cross_entropy(logits, y, reduction="sum"))
+            count += len(y)
+        return {"accuracy": correct / count, "loss": loss / count}
+
+    def outcomes(self, model: nn.Module, data: Dataset[Any]) -> Outcomes:
+        """The same example by example."""
+        correct, loss = [], []
+        for logits, y in self._logits(model, data):
+            correct.append(logits.argmax(1) == y)
+            loss.append(functional.cross_entropy(logits, y, reduction="none"))
+        return Outcomes(torch.cat(correct).cpu().numpy(), torch.cat(loss).cpu().numpy())
+
+    def _logits(self, model: nn.Module, data: Dataset[Any]) -> Iterator[tuple[Tensor, Tensor]]:
+        """Outputs and labels over `data`, batch by batch, in evaluation mode; modes are put back."""
         count = len(data)  # type: ignore[arg-type]
         if count == 0:
             raise TaskError("metrics of an empty data set")
         device = next(model.parameters()).device
         modes = {module: module.training for module in model.modules()}
-        correct, loss = 0, 0.0
         model.eval()
         try:
             with torch.no_grad():
                 for start in range(0, count, self.evaluation_batch):
                     at = np.arange(start, min(start + self.evaluation_batch, count))
                     x, y = fetch(data, at, device, torch.preserve_format)
-                    logits = model(x)
-                    correct += int((logits.argmax(1) == y).sum())
-                    loss += float(functional.cross_entropy(logits, y, reduction="sum"))
+                    yield model(x), y
         finally:
             for module, training in modes.items():
                 module.training = training
-        return {"accuracy": correct / count, "loss": loss / count}
 
     def labels_by_client(self) -> list[NDArray[np.uint8]]:
         """Labels of all examples of each client, validation included."""
