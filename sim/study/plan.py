@@ -137,12 +137,12 @@ class StudyPlan(_Section):
         """Each key has one owner, so that the order of factors never decides."""
         set_by = {"base": set(_leaves(_nested(self.base)))}
         for factor, levels in self.factors.items():
-            each = [_leaves(_nested(level.settings)).keys() for level in levels]
-            due = _DUE.get(factor)
-            for level, keys in zip(levels, each, strict=True):
-                if due and due not in keys:
-                    raise ValueError(f"{factor} {level.label!r} does not say {due}")
-            set_by[factor] = {key for keys in each for key in keys}
+            set_by[factor] = set()
+            for level in levels:
+                own = set(_leaves(_nested(level.settings)))
+                if factor in _DUE and _DUE[factor] not in own:
+                    raise ValueError(f"{factor} {level.label!r} does not say {_DUE[factor]}")
+                set_by[factor] |= own
         for name, keys in set_by.items():
             for key in keys:
                 if reason := _ELSEWHERE.get(key):
