@@ -1,1 +1,1 @@
-"""Studies: grids of runs that are paired by their seeds, and what they show."""
+"""Studies: grids of paired runs, with what is compared and by what margin fixed before the first run."""
