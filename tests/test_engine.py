@@ -230,6 +230,7 @@ def test_the_summary_by_hand(tmp_path: Path) -> None:
     }
     assert summary["reuse"] == {
         "fraction": 0.5,
+        "active": 0.5,
         "fresh": 2,
         "reused": 2,
         "cacheless": 2,
