@@ -16,6 +16,7 @@ class Purpose(StrEnum):
     PARTITION = "partition"
     VALIDATION = "validation"
     SUBSET = "subset"
+    TEST_PARTITION = "test_partition"
     SELECTION = "selection"
     BATCH_ORDER = "batch_order"
     AUGMENTATION = "augmentation"

@@ -41,7 +41,7 @@ class PartitionSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    kind: Literal["iid", "dirichlet"] = "dirichlet"
+    kind: Literal["iid", "dirichlet", "natural", "resample"] = "dirichlet"
     alpha: FiniteFloat = Field(
         0.5, gt=0, allow_inf_nan=False, description="Dirichlet concentration; small: few labels per client"
     )
@@ -51,19 +51,37 @@ class PartitionSettings(BaseModel):
         description="least examples of a client, before the validation split; "
         "null: 10 when clients hold 60 or more on average, else 2",
     )
+    size: int = Field(
+        20,
+        ge=1,
+        le=1_000_000,
+        description="examples a client draws, with replacement; only of resample, which is for benchmarks",
+    )
 
 
-def partition(labels: Labels, clients: int, settings: PartitionSettings, seed: int) -> list[Indices]:
-    """Divide examples over clients: disjoint index arrays that cover everything, one per client.
+def partition(
+    labels: Labels,
+    clients: int,
+    settings: PartitionSettings,
+    seed: int,
+    owners: NDArray[Any] | None = None,
+) -> list[Indices]:
+    """Divide examples over clients: disjoint index arrays, one per client.
 
-    labels: shape (n,), any integers; seed: root of the named streams.
+    labels: shape (n,), any integers; seed: root of the named streams; owners: shape (n,), natural ids.
+    All kinds but natural cover everything.
     Dirichlet: for each label in ascending order v ~ Dir(α·1_N), v_j = 0 for clients that already hold at
     least n/N examples, and the label's shuffled examples are cut at the cumulative sums of v. All v are
     redrawn while the smallest client is below the minimum; the shuffles do not change any size and are
     therefore drawn once, at the end.
+    Natural: a client is one owner with at least the minimum of examples (2 by default); of more owners than
+    clients a random selection takes part, in ascending order of ids.
     Raises PartitionError if the minimum cannot be, or is not, reached.
     """
     count = len(labels)
+    generator = stream(seed, Purpose.PARTITION)
+    if settings.kind == "natural":
+        return _natural(generator, owners, clients, settings.minimum_size or 2)
     if clients < 1 or count < 1:
         raise PartitionError(f"{count} examples cannot be divided over {clients} clients")
     minimum = settings.minimum_size
@@ -74,7 +92,6 @@ def partition(labels: Labels, clients: int, settings: PartitionSettings, seed: i
             f"{count} examples cannot give each of {clients} clients at least {minimum}: "
             "use fewer clients, more examples or a smaller partition.minimum_size"
         )
-    generator = stream(seed, Purpose.PARTITION)
     if settings.kind == "iid":
         return [np.sort(part) for part in np.array_split(generator.permutation(count), clients)]
     members = [np.flatnonzero(labels == label) for label in np.unique(labels)]
@@ -84,6 +101,25 @@ def partition(labels: Labels, clients: int, settings: PartitionSettings, seed: i
         for own, row in zip(members, counts, strict=True)
     ]
     return [np.sort(np.concatenate(part)) for part in zip(*shares, strict=True)]
+
+
+def _natural(
+    generator: np.random.Generator, owners: NDArray[Any] | None, clients: int, minimum: int
+) -> list[Indices]:
+    if owners is None:
+        raise PartitionError(
+            "partition.kind natural: this task's examples have no natural owners; choose another kind"
+        )
+    _, inverse, counts = np.unique(owners, return_inverse=True, return_counts=True)
+    large = np.flatnonzero(counts >= minimum)
+    if len(large) < clients:
+        raise PartitionError(
+            f"partition.kind natural: {len(large)} of {len(counts)} natural owners hold at least {minimum} "
+            f"examples, too few for {clients} clients: lower clients.total to {len(large)} or less"
+        )
+    chosen = np.sort(generator.choice(large, clients, replace=False))
+    by_owner = np.split(np.argsort(inverse, kind="stable"), np.cumsum(counts)[:-1])
+    return [by_owner[owner] for owner in chosen]
 
 
 def _balanced_counts(
@@ -145,8 +181,24 @@ def split_validation(
             "raise partition.minimum_size to 2 or more"
         )
     own = np.sort(indices)
+    return _split(labels, own, stream(seed, Purpose.VALIDATION, client=client), share)
+
+
+def cut_validation(labels: Labels, seed: int, share: float = VALIDATION_SHARE) -> tuple[Indices, Indices]:
+    """Split all examples into (train, validation) before there are clients, stratified by label.
+
+    labels: shape (n,). Raises PartitionError for fewer than two examples.
+    """
+    if len(labels) < 2:
+        raise PartitionError(f"{len(labels)} examples are too few to train and validate on")
+    return _split(labels, np.arange(len(labels)), stream(seed, Purpose.VALIDATION), share)
+
+
+def _split(
+    labels: Labels, own: Indices, generator: np.random.Generator, share: float
+) -> tuple[Indices, Indices]:
+    """(train, validation) of the examples `own`, at least one each."""
     size = min(validation_size(len(own), share), len(own) - 1)
-    generator = stream(seed, Purpose.VALIDATION, client=client)
     chosen = _stratified(labels[own], _exact(share), size, generator)
     return np.delete(own, chosen), own[chosen]
 
@@ -164,7 +216,7 @@ def stratified_subset(labels: Labels, limit: int, seed: int) -> Indices:
 def _stratified(labels: Labels, share: Fraction, size: int, generator: np.random.Generator) -> Indices:
     """Positions of `size` random examples: of each label its share, by largest remainder."""
     values, counts = np.unique(labels, return_counts=True)
-    quotas = _largest_remainder([int(count) * share for count in counts], size)
+    quotas = largest_remainder([int(count) * share for count in counts], size)
     drawn = [
         generator.permutation(np.flatnonzero(labels == value))[:quota]
         for value, quota in zip(values, quotas, strict=True)
@@ -172,7 +224,7 @@ def _stratified(labels: Labels, share: Fraction, size: int, generator: np.random
     return np.sort(np.concatenate(drawn))
 
 
-def _largest_remainder(exact: Sequence[Fraction], total: int) -> list[int]:
+def largest_remainder(exact: Sequence[Fraction], total: int) -> list[int]:
     """Whole numbers near `exact` that sum to `total`; of equal remainders the first is rounded up."""
     quotas = [math.floor(value) for value in exact]
     by_remainder = sorted(range(len(exact)), key=lambda k: quotas[k] - exact[k])  # stable
@@ -194,14 +246,13 @@ def partition_hash(parts: Iterable[Indices]) -> str:
     return digest.hexdigest()
 
 
-def refuse_single_example_clients(sizes: Sequence[int], model: nn.Module) -> None:
+def refuse_single_example_clients(single: Sequence[int], model: nn.Module) -> None:
     """Raise PartitionError if a model with batch normalisation meets a client with one training example.
 
-    sizes: training examples of each client, by client index. A batch of one has no variance.
+    single: the clients that have one. A batch of one has no variance.
     """
     from fedreuse.client.batches import has_batch_norm
 
-    single = [client for client, size in enumerate(sizes) if size == 1]
     if single and has_batch_norm(model):
         named = ", ".join(map(str, single[:10])) + (", ..." if len(single) > 10 else "")
         raise PartitionError(

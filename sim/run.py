@@ -24,7 +24,7 @@ from fedreuse.server.store import RunError, RunStore
 from fedreuse.server.weights import load_model, save_model
 from fedreuse.sim.config import RunConfig
 from fedreuse.sim.folder import CONFIG, ENVIRONMENT, INITIAL
-from fedreuse.sim.tasks.images import ImageTask
+from fedreuse.sim.tasks.division import Division
 
 
 def make_task(config: RunConfig) -> Task:
@@ -96,6 +96,7 @@ def open_federation(folder: Path, config: RunConfig, evaluator: Evaluator | None
 
 
 def _environment(config: RunConfig, task: Task | None, body: str) -> dict[str, Any]:
+    division = getattr(task, "division", None)
     packages = ("fedreuse", "torch", "numpy", "grpcio", "protobuf", "xxhash", "lmdb", "safetensors")
     return {
         **({"evaluation": "archival"} if config.evaluation.archival else {}),
@@ -107,5 +108,5 @@ def _environment(config: RunConfig, task: Task | None, body: str) -> dict[str, A
         "processor": platform.machine(),
         "cores": os.cpu_count(),
         "config_sha256": hashlib.sha256(config.to_yaml().encode()).hexdigest(),
-        "partition_sha256": task.partition_hash() if isinstance(task, ImageTask) else None,
+        "partition_sha256": division.hash() if isinstance(division, Division) else None,
     }

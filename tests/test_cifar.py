@@ -197,7 +197,10 @@ def test_the_real_images() -> None:
     # Known facts: mean and deviation of levels scaled to 1; a frog, two trucks, a deer, a car ...
     assert (task.mean / 255).tolist() == pytest.approx([0.4914, 0.4822, 0.4465], abs=5e-5)
     assert (task.std / 255).tolist() == pytest.approx([0.2470, 0.2435, 0.2616], abs=5e-5)
-    assert np.bincount(np.concatenate(task.labels_by_client())).tolist() == [5000] * 10
+    assert (
+        np.bincount(np.concatenate([task.division.labels(i) for i in range(task.division.clients)])).tolist()
+        == [5000] * 10
+    )
     train, test = load(DATA)
     assert train.labels[:10].tolist() == [6, 9, 9, 4, 1, 1, 2, 7, 8, 3]
     assert np.bincount(test.labels).tolist() == [1000] * 10

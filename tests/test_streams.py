@@ -39,6 +39,7 @@ def test_the_purposes_are_part_of_the_contract() -> None:
         "partition",
         "validation",
         "subset",
+        "test_partition",
         "selection",
         "batch_order",
         "augmentation",
@@ -64,7 +65,7 @@ def test_every_name_has_a_seed_of_its_own() -> None:
             (1, 11), Purpose, (-1, 0, 1, 11), (-1, 0, 1, 11), (0, 1)
         )
     ]
-    assert len(set(seeds)) == len(seeds) == 2 * 13 * 4 * 4 * 2
+    assert len(set(seeds)) == len(seeds) == 2 * 14 * 4 * 4 * 2
 
 
 def test_draws_made_elsewhere_do_not_shift_a_stream() -> None:

@@ -43,6 +43,11 @@ def context(seed: int = 1, clients: int = 10, data: Path = NOWHERE, **options: o
     return TaskContext(seed, clients, data, options)
 
 
+def labels_by_client(task: ImageTask) -> list[np.ndarray]:
+    """Labels of all examples of each client, validation included."""
+    return [task.division.labels(i) for i in range(task.division.clients)]
+
+
 def images_seen(data: TensorDataset) -> set[bytes]:
     return {x.numpy().tobytes() for x in data.tensors[0]}
 
@@ -117,7 +122,7 @@ def test_validation_is_a_tenth_of_each_client_in_ascending_order() -> None:
     task = Digits(context(clients=7))
     validation = task.validation().tensors[1]
     start = 0
-    for client, labels in enumerate(task.labels_by_client()):
+    for client, labels in enumerate(labels_by_client(task)):
         size = max(1, round(len(labels) / 10))
         train = task.client_data(client).tensors[1]
         assert len(train) == len(labels) - size
@@ -129,7 +134,7 @@ def test_validation_is_a_tenth_of_each_client_in_ascending_order() -> None:
 
 def test_a_train_limit_is_stratified_drawn_first_and_normalises() -> None:
     task = Digits(context(clients=5, train_limit=500))
-    labels = np.concatenate(task.labels_by_client())
+    labels = np.concatenate(labels_by_client(task))
     assert len(labels) == 500
     # 1,437 training images of 142 145 142 146 145 146 145 143 139 144 a digit: 500/1437 of them is 48.4 to 50.8.
     assert (
@@ -156,7 +161,7 @@ def test_a_train_limit_that_is_no_number_is_refused() -> None:
 @pytest.mark.parametrize("settings", [{"kind": "iid"}, PartitionSettings(kind="iid")])
 def test_partition_settings_come_from_the_options(settings) -> None:
     task = Digits(context(clients=2, partition=settings))
-    assert [len(part) for part in task.parts] == [719, 718]
+    assert [len(task.division.examples(i)) for i in range(2)] == [719, 718]
 
 
 def test_wrong_partition_settings_are_a_task_error() -> None:
@@ -169,10 +174,10 @@ def test_wrong_partition_settings_are_a_task_error() -> None:
 def test_the_same_context_gives_the_same_task_here_and_in_a_worker() -> None:
     task = Digits(context(seed=3, train_limit=300))
     for other in (Digits(context(seed=3, train_limit=300)), pickle.loads(pickle.dumps(task))):
-        assert other.partition_hash() == task.partition_hash()
+        assert other.division.hash() == task.division.hash()
         assert torch.equal(other.client_data(4).tensors[0], task.client_data(4).tensors[0])
         assert torch.equal(other.validation().tensors[0], task.validation().tensors[0])
-    assert Digits(context(seed=4, train_limit=300)).partition_hash() != task.partition_hash()
+    assert Digits(context(seed=4, train_limit=300)).division.hash() != task.division.hash()
 
 
 @pytest.mark.parametrize("client", [-1, 10])
@@ -308,7 +313,7 @@ def mnist() -> MNIST:
 def test_mnist_is_read_from_packed_files_in_a_folder_that_need_not_be_writable(mnist: MNIST) -> None:
     # Known facts: mean 0.1307 and deviation 0.3081 of levels scaled to 1; 5,923 zeros, 6,742 ones ...
     assert (mnist.mean / 255, mnist.std / 255) == pytest.approx((0.1307, 0.3081), abs=5e-5)
-    counts = np.bincount(np.concatenate(mnist.labels_by_client())).tolist()
+    counts = np.bincount(np.concatenate(labels_by_client(mnist))).tolist()
     assert counts == [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
     x, y = mnist.test().tensors
     assert x.shape == (10_000, 1, 28, 28)
@@ -319,7 +324,7 @@ def test_mnist_is_read_from_packed_files_in_a_folder_that_need_not_be_writable(m
 @needs_data
 def test_mnist_clients_and_validation_cover_the_training_set(mnist: MNIST) -> None:
     assert sum(len(mnist.client_data(i)) for i in range(100)) + len(mnist.validation()) == 60_000
-    assert min(map(len, mnist.labels_by_client())) >= 10
+    assert min(map(len, labels_by_client(mnist))) >= 10
     validation = images_seen(mnist.validation())
     assert not validation & images_seen(mnist.client_data(0))
     assert not validation & images_seen(mnist.test())
@@ -328,7 +333,7 @@ def test_mnist_clients_and_validation_cover_the_training_set(mnist: MNIST) -> No
 @needs_data
 def test_fashion_mnist_with_a_limit() -> None:
     task = FashionMNIST(context(clients=5, data=DATA, train_limit=1000))
-    assert np.bincount(np.concatenate(task.labels_by_client())).tolist() == [100] * 10  # 6,000 each of 60,000
+    assert np.bincount(np.concatenate(labels_by_client(task))).tolist() == [100] * 10  # 6,000 each of 60,000
     assert len(task.test()) == 10_000
     # 0.2860 and 0.3530 over all images; over 1,000 of them near.
     assert (task.mean / 255, task.std / 255) == pytest.approx((0.2860, 0.3530), abs=0.01)

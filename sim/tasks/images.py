@@ -8,7 +8,6 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import ValidationError
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import Dataset
@@ -17,16 +16,8 @@ from fedreuse.client.batches import WholeBatches, fetch
 from fedreuse.client.errors import TaskError
 from fedreuse.client.task import Outcomes, TaskContext
 from fedreuse.sim.models import ShallowCNN
-from fedreuse.sim.partition import (
-    Indices,
-    PartitionSettings,
-    partition,
-    partition_hash,
-    refuse_single_example_clients,
-    split_validation,
-    stratified_subset,
-    validation_size,
-)
+from fedreuse.sim.partition import Indices, refuse_single_example_clients
+from fedreuse.sim.tasks.division import divide
 
 
 class LabelledImages(NamedTuple):
@@ -76,9 +67,11 @@ class ImageTask:
     """A `Task` on uint8 images: optional subset, partition, validation split, one ShallowCNN.
 
     Options: `train_limit` (a stratified subset of the training images is used), `partition`
-    (`PartitionSettings`). Inputs are (n, 1 or 3, h, h) float32, each channel normalised with its mean and
-    standard deviation over the training images in use. `mean` and `std` are in levels 0 to 255: numbers for
-    grey images, shape (3,) for coloured ones. `levels`: the inputs that stand for them, see `ImageSet`.
+    (`PartitionSettings`); `division` says who has which images. `validation`: the data set's own validation
+    images, if it has some; else they are cut from the clients' images. Inputs are (n, 1 or 3, h, h) float32, each
+    channel normalised with its mean and standard deviation over the training images in use. `mean` and `std` are
+    in levels 0 to 255: numbers for grey images, shape (3,) for coloured ones. `levels`: the inputs that stand for
+    them, see `ImageSet`.
     A subclass that overrides `model` must set what its model needs before calling this constructor.
     Raises TaskError, also for a partition that cannot be made.
     """
@@ -87,18 +80,23 @@ class ImageTask:
     """Examples evaluated at once. Float sums depend on it in their last digits."""
 
     def __init__(
-        self, context: TaskContext, train: LabelledImages, test: LabelledImages, classes: int
+        self,
+        context: TaskContext,
+        train: LabelledImages,
+        test: LabelledImages,
+        classes: int,
+        validation: LabelledImages | None = None,
     ) -> None:
         self.seed = context.seed
         self.classes = classes
-        self._test = test
-        self.used = _used(train.labels, context)
-        self._train = _take(train, self.used)
-        self.parts = partition(self._train.labels, context.clients, _settings(context), self.seed)
-        sizes = [len(part) - validation_size(len(part)) for part in self.parts]
-        if 1 in sizes:
+        self._test, self._own_validation = test, validation
+        self.division = divide(
+            train.labels, context, own_validation=validation is not None, test_labels=test.labels
+        )
+        self._train = _take(train, self.division.used)
+        if single := self.division.single():
             with torch.random.fork_rng(devices=[]):  # this model is only looked at
-                refuse_single_example_clients(sizes, self.model())
+                refuse_single_example_clients(single, self.model())
         self.mean: float | NDArray[np.float64]
         self.std: float | NDArray[np.float64]
         self.mean, self.std = _moments_by_channel(self._train.images)
@@ -112,12 +110,14 @@ class ImageTask:
 
     def client_data(self, client: int) -> ImageSet:
         """The training part of one client. Raises TaskError for an index out of range."""
-        return ImageSet(self._train, self._split(client)[0], self.levels)
+        return ImageSet(self._train, self.division.train(client), self.levels)
 
     def validation(self) -> ImageSet:
-        """The validation parts of all clients, in ascending client order."""
-        parts = [self._split(client)[1] for client in range(len(self.parts))]
-        return ImageSet(self._train, np.concatenate(parts), self.levels)
+        """The data set's own validation images, or those cut from the clients', in ascending client order."""
+        own = self._own_validation
+        if own is not None:
+            return ImageSet(own, np.arange(len(own.labels)), self.levels)
+        return ImageSet(self._train, self.division.validation(), self.levels)
 
     def test(self) -> ImageSet:
         return ImageSet(self._test, np.arange(len(self._test.labels)), self.levels)
@@ -162,42 +162,12 @@ class ImageTask:
             for module, training in modes.items():
                 module.training = training
 
-    def labels_by_client(self) -> list[NDArray[np.uint8]]:
-        """Labels of all examples of each client, validation included."""
-        return [self._train.labels[part] for part in self.parts]
-
-    def partition_hash(self) -> str:
-        """Hash of the clients' examples as indices into the whole training set."""
-        return partition_hash(self.used[part] for part in self.parts)
-
-    def _split(self, client: int) -> tuple[Indices, Indices]:
-        if not 0 <= client < len(self.parts):
-            raise TaskError(f"no client {client}: this task has clients 0 to {len(self.parts) - 1}")
-        return split_validation(self._train.labels, self.parts[client], client, self.seed)
-
-
-def _used(labels: NDArray[np.uint8], context: TaskContext) -> Indices:
-    """Indices of the training images in use."""
-    limit = context.options.get("train_limit")
-    if limit is None:
-        return np.arange(len(labels))
-    if not isinstance(limit, int):
-        raise TaskError(f"train_limit is {limit!r}: it must be a whole number or null")
-    return stratified_subset(labels, limit, context.seed)
-
 
 def _take(train: LabelledImages, used: Indices) -> LabelledImages:
     """The images in use; of a subset a copy, so that the others can be freed."""
     if len(used) == len(train.labels):
         return train
     return LabelledImages(train.images[used], train.labels[used])
-
-
-def _settings(context: TaskContext) -> PartitionSettings:
-    try:
-        return PartitionSettings.model_validate(context.options.get("partition") or {})
-    except ValidationError as error:
-        raise TaskError(f"partition settings: {error}") from None
 
 
 def _moments_by_channel(
