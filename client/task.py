@@ -70,8 +70,8 @@ class Outcomes(NamedTuple):
 
     correct: (n,) bool, or what share of it is right where an example has several answers; loss: (n,), each
     example's own. The means of both are the accuracy and the loss of `Task.metrics`. A task that has them also has
-    `test_positions(client)`: the indices of the test examples that stand for a client's own data, each of at most
-    one client; empty for a client without any.
+    `test_positions(client)`: the indices of the test examples that stand for a client's own data, none for a client
+    without any.
     """
 
     correct: NDArray[Any]

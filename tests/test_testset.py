@@ -10,7 +10,7 @@ import pytest
 import torch
 from support import Grid, child, completed, small_config, task_of
 
-from fedreuse.client.task import Outcomes
+from fedreuse.client.task import Outcomes, TaskContext
 from fedreuse.client.workbench import state_arrays
 from fedreuse.server.store import RunError
 from fedreuse.server.weights import load_model
@@ -18,6 +18,8 @@ from fedreuse.sim.evaluate import TaskEvaluator
 from fedreuse.sim.folder import read_config
 from fedreuse.sim.run import create_run, make_task
 from fedreuse.sim.simulate import simulate
+from fedreuse.sim.tasks.digits import Digits
+from fedreuse.sim.tasks.images import ImageSet
 from fedreuse.sim.testset import ClientTest, Examined, open_once, read_examined
 
 MODEL, OTHER = np.zeros(8, np.uint8), np.ones(8, np.uint8)
@@ -185,3 +187,26 @@ def test_without_a_test_set_everything_is_absent(monkeypatch: pytest.MonkeyPatch
     task = task_of(ByClient)
     found = TaskEvaluator(task).test(state_arrays(task.model()), 6)
     assert found == Examined({}, None, "the task has no test set")
+
+
+def test_of_very_many_clients_none_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    task = task_of(ByClient)
+    monkeypatch.setattr(ByClient, "test_positions", lambda *_: never())
+    found = TaskEvaluator(task).test(state_arrays(task.model()), 10_001)
+    assert found.absent == "more than 10000 clients: they are not looked at one by one"
+
+
+def test_built_in_tasks_look_at_each_client() -> None:
+    """Every test digit stands for one client; per example as in `metrics`."""
+    task = Digits(TaskContext(101, 20, Path("none"), {}))
+    model = task.model()
+    found = TaskEvaluator(task).test(state_arrays(model), 20)
+    assert found.clients is not None
+    assert sum(client.examples for client in found.clients) == 360
+    right = sum(client.examples * client.accuracy for client in found.clients)
+    assert right == pytest.approx(360 * found.metrics["accuracy"])
+    loss = sum(client.examples * client.loss for client in found.clients)
+    assert loss / 360 == pytest.approx(found.metrics["loss"], rel=1e-5)
+    third = found.clients[3]
+    data = ImageSet(task.test()._source, task.test_positions(third.client), task.levels)
+    assert task.metrics(model, data)["accuracy"] == pytest.approx(third.accuracy)

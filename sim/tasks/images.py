@@ -144,6 +144,10 @@ class ImageTask:
             loss.append(functional.cross_entropy(logits, y, reduction="none"))
         return Outcomes(torch.cat(correct).cpu().numpy(), torch.cat(loss).cpu().numpy())
 
+    def test_positions(self, client: int) -> Indices:
+        """The test images that stand for a client's own: the division's, see there."""
+        return self.division.test(client)
+
     def _logits(self, model: nn.Module, data: Dataset[Any]) -> Iterator[tuple[Tensor, Tensor]]:
         """Outputs and labels over `data`, batch by batch, in evaluation mode; modes are put back."""
         count = len(data)  # type: ignore[arg-type]
