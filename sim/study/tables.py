@@ -1,0 +1,231 @@
+"""A study as tables for the terminal: methods side by side, one table a data set."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from rich.console import Console
+
+from fedreuse.sim.console import out
+from fedreuse.sim.page import Lines, Page
+from fedreuse.sim.report.plot import LAYER_NAMES
+from fedreuse.sim.study.convergence import STAYS
+from fedreuse.sim.study.show import Block, Compared, Row, Showing
+from fedreuse.sim.study.statistics import half_width, spread
+
+VERDICTS = {"equivalent": "equivalent", "not shown": "not shown", "no claim": "no claim"}
+
+
+def render(showing: Showing, console: Console = out) -> None:
+    """Print everything."""
+    page, study = Page(console), showing.study
+    page.heading(f"Study {study.plan.name}: {len(study.plan.seeds)} seeds, frozen {study.frozen[:10]}")
+    if study.plan.description:
+        page.note(study.plan.description)
+    page.list([("Warning:", text) for text in showing.warnings] + [("Note:", text) for text in showing.notes])
+    for block in showing.blocks:
+        page.heading(block.name)
+        columns = [list(_column(showing, block, row, page)) for row in block.rows]
+        page.table([row.method for row in block.rows], _lines(columns))
+    if not showing.blocks:
+        page.note("No row is complete yet.")
+    if showing.incomplete:
+        page.heading("In no table, since not all seeds are complete")
+        for one in showing.incomplete:
+            page.list([(f"{one.block}, {one.method}", "")])
+            page.list([(f"  {cell}", reason) for cell, reason in one.reasons.items()])
+    page.list(list(legend(showing)))
+
+
+def _lines(columns: Sequence[Sequence[tuple[str, str | None]]]) -> Lines:
+    """All columns have the same labels; a heading has no cell."""
+    return [
+        (row[0][0], [] if row[0][1] is None else [cell or "" for _, cell in row])
+        for row in zip(*columns, strict=True)
+    ]
+
+
+def legend(showing: Showing) -> Iterator[tuple[str, str]]:
+    """How to read the tables."""
+    plan, seeds = showing.study.plan, len(showing.study.plan.seeds)
+    yield "±", f"sample standard deviation over {seeds} seeds"
+    if plan.compare:
+        c = plan.compare
+        share, inner = f"{100 * c.confidence:g} %", f"{100 * (2 * c.confidence - 1):g} %"
+        yield (
+            "Difference:",
+            f"method less {c.control}, seed by seed, in percentage points of {c.metric.replace('_', ' ')}; intervals "
+            "are Student's",
+        )
+        yield (
+            "Equivalent:",
+            f"both one-sided tests against ±{c.margin:g} points, fixed before the first run, reject at "
+            f"{1 - c.confidence:g} (the {inner} interval lies inside)"
+            + (
+                "; p by Holm over all data sets of the study, those not complete yet with p = 1"
+                if c.holm
+                else ""
+            )
+            + ". Not shown is no proof of a difference; superiority is not tested",
+        )
+        yield (
+            "Retained:",
+            f"mean over mean of the control; the criterion is {100 * c.retention:g} %",
+        )
+        if seeds > 1:
+            yield (
+                "Power:",
+                f"with {seeds} seeds the {share} interval is ±{half_width(seeds, c.confidence):.2f} sd wide; seeds "
+                "needed is what it would take at this sd without any true difference",
+            )
+    if plan.target:
+        what = (
+            f"{100 * plan.target.accuracy:g} %"
+            if plan.target.accuracy is not None
+            else f"{100 * plan.target.share:g} % of what {plan.target.of} has at its end with the same seed"
+        )
+        yield (
+            "Target:",
+            f"validation accuracy of {what}, kept for {STAYS} evaluations; a seed that did not reach it is censored: "
+            "no mean is taken then",
+        )
+    yield (
+        "Saved:",
+        "of dense modelled bytes; ceiling: always reuse what may be reused, on the same schedules",
+    )
+    yield "Cost:", "operations count matrix products and convolutions; memory is the process's peak"
+
+
+# ---------------------------------------------------------------- a column
+
+
+def _column(showing: Showing, block: Block, row: Row, page: Page) -> Iterator[tuple[str, str | None]]:
+    yield "Test accuracy (%)", None
+    yield "  mean", _percent(row, "test_accuracy", page)
+    for outcome, value in zip(row.outcomes, row.figures["test_accuracy"], strict=True):
+        yield f"    seed {outcome.cell.seed}", page.percent(value)
+    yield "  mean over clients", _percent(row, "test_accuracy_macro", page)
+    yield "  validation", _percent(row, "validation_accuracy", page)
+    plan = showing.study.plan.compare
+    if block.comparisons and plan:
+        found = next((one for one in block.comparisons if one.method == row.method), None)
+        yield from _comparison(showing, row, found, page)
+    measured = showing.measured
+    yield "Uplink saved (%)", None
+    yield "  modelled", _percent(row, "uplink_modelled_saving", page)
+    if any(_gated(other) for other in block.rows):
+        yield (
+            "  modelled, ceiling",
+            _percent(row, "uplink_modelled_saving_ceiling", page) if _gated(row) else "no gate",
+        )
+    if measured:
+        yield f"  {LAYER_NAMES[measured]}", _percent(row, f"uplink_{measured}_saving", page)
+    yield "Both directions saved (%)", None
+    yield "  modelled", _percent(row, "both_modelled_saving", page)
+    if measured:
+        yield f"  {LAYER_NAMES[measured]}", _percent(row, f"both_{measured}_saving", page)
+    if showing.study.plan.target:
+        yield from _target(row, page, measured)
+    yield "Fairness over clients (%)", None
+    for name, label in FAIRNESS.items():
+        yield f"  {label}", _percent(row, f"fairness_{name}", page)
+    yield "  Jain index", _plain(row, "fairness_jain", page, ".4f")
+    yield "  clients counted", _plain(row, "fairness_clients", page, "g")
+    yield "Reuse", None
+    yield "  of selected (%)", _percent(row, "reuse_fraction", page)
+    yield "  staleness, mean", _plain(row, "staleness_mean_rounds", page, ".3f")
+    yield "  staleness, most", _most(row, "staleness_max_rounds", page)
+    yield "Cost", None
+    yield "  seconds", _plain(row, "seconds", page, ".4g")
+    for name in ("training", "proxy_gate", "proxy_refresh"):
+        yield f"  {name.replace('_', ' ')}, GFLOP", _plain(row, f"flops_{name}", page, ".4g", 1e-9)
+    yield "  memory", _size(row, "memory_process_bytes", page)
+
+
+FAIRNESS = {"mean": "mean", "std": "std", "min": "worst", "worst_tenth": "worst tenth", "max": "best"}
+
+
+def _comparison(
+    showing: Showing, row: Row, found: Compared | None, page: Page
+) -> Iterator[tuple[str, str | None]]:
+    plan = showing.study.plan.compare
+    assert plan is not None
+    empty = "control" if row.method == plan.control else page.absent
+    result = found.paired if found else None
+
+    def cell(text: str | None) -> str:
+        return empty if found is None else page.absent if text is None else text
+
+    yield f"Difference to {plan.control} (points)", None
+    yield "  mean", cell(None if result is None else f"{result.mean:+.2f}")
+    for n, outcome in enumerate(row.outcomes):
+        yield f"    seed {outcome.cell.seed}", "" if result is None else f"{result.differences[n]:+.2f}"
+    sd = None if result is None else result.sd
+    yield "  sd", cell(None if sd is None else f"{sd:.2f}")
+    yield f"  {100 * plan.confidence:g} % interval", cell(_limits(result.interval if result else None))
+    yield f"  {100 * (2 * plan.confidence - 1):g} % interval", cell(_limits(result.inner if result else None))
+    yield f"  p, within ±{plan.margin:g}", cell(_p(result.p if result else None))
+    if plan.holm:
+        yield "  p, Holm", cell(_p(found.adjusted if found else None))
+    yield "  verdict", cell(VERDICTS[found.verdict] if found else None)
+    needed = "" if found is None or sd is None else "> 1000" if found.needed is None else f"{found.needed}"
+    yield "  seeds needed", needed if result else ""
+    kept = found.retention if found else None
+    yield "  retained (%)", cell(None if kept is None else f"{100 * kept:.2f}")
+
+
+def _limits(limits: tuple[float, float] | None) -> str | None:
+    return None if limits is None else f"{limits[0]:+.2f} {limits[1]:+.2f}"
+
+
+def _p(p: float | None) -> str | None:
+    return None if p is None else "< 0.0001" if p < 0.0001 else f"{p:.4f}"
+
+
+def _target(row: Row, page: Page, measured: str | None) -> Iterator[tuple[str, str | None]]:
+    yield "To the target", None
+    yield "  accuracy (%)", _percent(row, "target_accuracy", page)
+    due = row.values("target_accuracy")
+    rounds = [value for value in row.figures["target_round"] if value is not None]
+    missed = len(row.outcomes) - len(rounds)
+    if due is None or missed:
+        text = page.absent if due is None else "not reached"
+        yield "  rounds", text
+        yield "    seeds", "" if due is None else f"{missed} of {len(row.outcomes)}"
+        text = "" if due is None else page.absent
+        layers = ["modelled", *(["measured"] if measured else [])]
+        yield from ((f"  {way}, {layer}", text) for layer in layers for way in ("uplink", "both"))
+        return
+    yield "  rounds", _plain(row, "target_round", page, ".1f")
+    yield "    seeds", ""
+    for layer in ("modelled", *(["measured"] if measured else [])):
+        for way in ("uplink", "both"):
+            yield f"  {way}, {layer}", _size(row, f"target_{way}_{layer}_bytes", page)
+
+
+def _gated(row: Row) -> bool:
+    return row.outcomes[0].cell.config.gate.kind != "none"
+
+
+def _percent(row: Row, name: str, page: Page) -> str:
+    return _plain(row, name, page, ".2f", 100)
+
+
+def _plain(row: Row, name: str, page: Page, form: str, scale: float = 1) -> str:
+    values = row.values(name)
+    if values is None:
+        return page.absent
+    whole = spread([scale * value for value in values])
+    if whole.sd is None or (form == "g" and whole.sd == 0):
+        return format(whole.mean, form)
+    return f"{format(whole.mean, form)} ± {format(whole.sd, form)}"
+
+
+def _most(row: Row, name: str, page: Page) -> str:
+    values = row.values(name)
+    return page.absent if values is None else f"{max(values):g}"
+
+
+def _size(row: Row, name: str, page: Page) -> str:
+    values = row.values(name)
+    return page.absent if values is None else page.size(round(spread(values).mean))
