@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
 from pathlib import Path
 from typing import Any
 
+from support import Line
+from torch import Tensor, nn
+
+from fedreuse.client.errors import TaskError
 from fedreuse.sim.run import create_run, make_task
 from fedreuse.sim.simulate import simulate
 from fedreuse.sim.study.folder import Study
@@ -40,3 +47,28 @@ def complete(study: Study, cell: Cell) -> Path:
     folder = create_run(config, make_task(config), body="sim --wire" if wire else "sim")
     simulate(folder, config, wire=wire)
     return folder
+
+
+# ---------------------------------------------------------------- tasks that go wrong
+
+
+class Moody(Line):
+    """As `Line`; task option `orders` is a folder in which a file with the name of an order has it carried out."""
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        orders = Path(self._context.options["orders"])
+        (orders / f"pid-{os.getpid()}").touch()
+        if (orders / f"refuse-{self._context.seed}").exists():
+            raise TaskError("the data is not what it was")
+        if (orders / f"die-{self._context.seed}").exists():
+            os.kill(os.getpid(), signal.SIGKILL)
+        if (orders / "slow").exists():
+            time.sleep(0.05)
+        return super().loss(model, batch)
+
+
+def moody_plan(orders: Path, **changes: Any) -> StudyPlan:
+    """`LINES` on the task `Moody`."""
+    orders.mkdir(exist_ok=True)
+    task = {"label": "line", "task": {"name": "studies:Moody", "options": {"orders": str(orders)}}}
+    return lines_plan(tasks=[task], **changes)

@@ -94,33 +94,35 @@ class Study:
             raise RunError(f"{path} cannot be used: {error!r}; restore the file") from None
 
     @classmethod
-    def freeze(cls, plan: StudyPlan, folder: Path) -> Study:
-        """The study of a plan in `folder`, its definition written if it is new or only adds cells.
+    def of(cls, plan: StudyPlan, folder: Path) -> Study:
+        """The study of a plan in `folder`, nothing written.
 
-        Raises RunError if the folder holds another definition, and names what was changed.
+        Raises RunError if the folder holds a definition of which the plan changes more than adding cells.
         """
         now = datetime.now(UTC).isoformat(timespec="seconds")
-        cells = plan.cells()
-        frozen: str = now
-        additions: tuple[Addition, ...] = ()
-        if (folder / STUDY).exists():
-            old = cls.open(folder)
-            if old.plan == plan:
-                return old
-            added = _added(old, plan, cells)
-            frozen, additions = old.frozen, old.additions
-            if added:
-                additions = (*additions, Addition(now, added))
-        definition = plan.model_dump(mode="json")
-        study = cls(folder, plan, cells, _digest(definition), frozen, additions)
-        study._write(definition)
+        cells, digest = plan.cells(), _digest(plan.model_dump(mode="json"))
+        if not (folder / STUDY).exists():
+            return cls(folder, plan, cells, digest, now)
+        old = cls.open(folder)
+        if old.plan == plan:
+            return old
+        added = _added(old, plan, cells)
+        additions = (*old.additions, Addition(now, added)) if added else old.additions
+        return cls(folder, plan, cells, digest, old.frozen, additions)
+
+    @classmethod
+    def freeze(cls, plan: StudyPlan, folder: Path) -> Study:
+        """As `of`, and the definition is written down unless it is there already."""
+        study = cls.of(plan, folder)
+        if not (folder / STUDY).exists() or cls.open(folder) != study:
+            study._write()
         return study
 
-    def _write(self, definition: dict[str, Any]) -> None:
+    def _write(self) -> None:
         content = {
             "frozen": {"sha256": self.sha256, "at": self.frozen},
             "added": [{"at": a.at, "cells": list(a.cells)} for a in self.additions],
-            "definition": definition,
+            "definition": self.plan.model_dump(mode="json"),
         }
         self.folder.mkdir(parents=True, exist_ok=True)
         _replace(self.folder / STUDY, yaml.safe_dump(content, sort_keys=False, width=110))

@@ -11,7 +11,7 @@ import itertools
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -198,9 +198,9 @@ class Cell:
     """One run of a study. `factors` gives the label of each factor but the seed."""
 
     id: str
-    factors: dict[str, str]
+    factors: dict[str, str] = field(hash=False)
     seed: int
-    config: RunConfig
+    config: RunConfig = field(hash=False)
 
     @property
     def group(self) -> tuple[str, ...]:
