@@ -12,6 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from fedreuse.sim.console import Data, Device, Json, complain, err, errors, out
+from fedreuse.sim.study import looking
 
 if TYPE_CHECKING:
     from fedreuse.sim.study.attempt import Crew
@@ -36,6 +37,8 @@ app = typer.Typer(
     "[bold]fedreuse study digits-smoke[/bold] runs one that comes with the package; a file of your own is named by "
     "its path.",
 )
+
+app.command()(looking.show)
 
 PlanFile = Annotated[str, typer.Argument(metavar="FILE", help="Study file, or the name of a built-in study.")]
 Folder = Annotated[

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from rich.console import Console
 
@@ -13,20 +13,22 @@ from fedreuse.sim.study.convergence import STAYS
 from fedreuse.sim.study.show import Block, Compared, Row, Showing
 from fedreuse.sim.study.statistics import half_width, spread
 
-VERDICTS = {"equivalent": "equivalent", "not shown": "not shown", "no claim": "no claim"}
 
-
-def render(showing: Showing, console: Console = out) -> None:
-    """Print everything."""
+def render(showing: Showing, console: Console = out, *, brief: bool = False) -> None:
+    """Print an overview, then every figure of every data set; `brief` leaves the latter out."""
     page, study = Page(console), showing.study
     page.heading(f"Study {study.plan.name}: {len(study.plan.seeds)} seeds, frozen {study.frozen[:10]}")
     if study.plan.description:
         page.note(study.plan.description)
     page.list([("Warning:", text) for text in showing.warnings] + [("Note:", text) for text in showing.notes])
-    for block in showing.blocks:
+    if showing.blocks:
+        page.table(
+            list(_heads(showing)),
+            [line for block in showing.blocks for line in _overview(showing, block, page)],
+        )
+    for block in () if brief else showing.blocks:
         page.heading(block.name)
-        columns = [list(_column(showing, block, row, page)) for row in block.rows]
-        page.table([row.method for row in block.rows], _lines(columns))
+        page.table([row.method for row in block.rows], everything(showing, block, page))
     if not showing.blocks:
         page.note("No row is complete yet.")
     if showing.incomplete:
@@ -37,8 +39,9 @@ def render(showing: Showing, console: Console = out) -> None:
     page.list(list(legend(showing)))
 
 
-def _lines(columns: Sequence[Sequence[tuple[str, str | None]]]) -> Lines:
-    """All columns have the same labels; a heading has no cell."""
+def everything(showing: Showing, block: Block, page: Page) -> Lines:
+    """All figures of a data set, below their headings; a column a method."""
+    columns = [list(_column(showing, block, row, page)) for row in block.rows]
     return [
         (row[0][0], [] if row[0][1] is None else [cell or "" for _, cell in row])
         for row in zip(*columns, strict=True)
@@ -70,13 +73,13 @@ def legend(showing: Showing) -> Iterator[tuple[str, str]]:
         )
         yield (
             "Retained:",
-            f"mean over mean of the control; the criterion is {100 * c.retention:g} %",
+            f"mean over mean of the control; the criterion, {100 * c.retention:g} %, was fixed before the first run",
         )
         if seeds > 1:
             yield (
                 "Power:",
-                f"with {seeds} seeds the {share} interval is ±{half_width(seeds, c.confidence):.2f} sd wide; seeds "
-                "needed is what it would take at this sd without any true difference",
+                f"with {seeds} seeds the {share} interval is ±{half_width(seeds, c.confidence):.2f} sd wide; seeds needed, "
+                "where the mean lies within the margin, is what it would take at this sd without any true difference",
             )
     if plan.target:
         what = (
@@ -94,6 +97,55 @@ def legend(showing: Showing) -> Iterator[tuple[str, str]]:
         "of dense modelled bytes; ceiling: always reuse what may be reused, on the same schedules",
     )
     yield "Cost:", "operations count matrix products and convolutions; memory is the process's peak"
+
+
+# ---------------------------------------------------------------- the overview
+
+
+def heads(showing: Showing) -> Iterator[str]:
+    """Of the overview's columns."""
+    plan = showing.study.plan
+    yield "test accuracy\n%"
+    if plan.compare:
+        yield f"difference\n{100 * plan.compare.confidence:g} % interval"
+        yield f"within\n±{plan.compare.margin:g}"
+    yield "uplink saved\nmodelled, %"
+    if showing.measured:
+        yield f"uplink saved\n{showing.measured}, %"
+    if plan.target:
+        yield "rounds to\ntarget"
+
+
+def overview(showing: Showing, block: Block, page: Page) -> Iterator[tuple[str, list[str]]]:
+    """A line a method, below the data set's name."""
+    plan = showing.study.plan
+    yield block.name, []
+    for row in block.rows:
+        cells = [_percent(row, "test_accuracy", page)]
+        if plan.compare:
+            found = next((one for one in block.comparisons if one.method == row.method), None)
+            control = row.method == plan.compare.control
+            limits = _limits(found.paired.interval) if found else None
+            cells += (
+                ["control", ""]
+                if control
+                else [limits or page.absent, found.verdict if found else page.absent]
+            )
+        cells.append(_mean(row, "uplink_modelled_saving", page))
+        if showing.measured:
+            cells.append(_mean(row, f"uplink_{showing.measured}_saving", page))
+        if plan.target:
+            values = row.values("target_round")
+            known = row.values("target_accuracy") is not None
+            missed = sum(value is None for value in row.figures["target_round"])
+            missing = f"not: {missed} of {len(row.outcomes)}" if known else page.absent
+            cells.append(missing if values is None else f"{spread(values).mean:.1f}")
+        yield f"  {row.method}", cells
+
+
+def _mean(row: Row, name: str, page: Page) -> str:
+    values = row.values(name)
+    return page.absent if values is None else page.percent(spread(values).mean)
 
 
 # ---------------------------------------------------------------- a column
@@ -126,6 +178,9 @@ def _column(showing: Showing, block: Block, row: Row, page: Page) -> Iterator[tu
         yield f"  {LAYER_NAMES[measured]}", _percent(row, f"both_{measured}_saving", page)
     if showing.study.plan.target:
         yield from _target(row, page, measured)
+    yield "For each point of validation accuracy gained", None
+    for stage in ("modelled", *([measured] if measured else [])):
+        yield f"  both, {LAYER_NAMES[stage]}", _size(row, f"both_{stage}_bytes_per_point", page)
     yield "Fairness over clients (%)", None
     for name, label in FAIRNESS.items():
         yield f"  {label}", _percent(row, f"fairness_{name}", page)
@@ -139,7 +194,7 @@ def _column(showing: Showing, block: Block, row: Row, page: Page) -> Iterator[tu
     yield "  seconds", _plain(row, "seconds", page, ".4g")
     for name in ("training", "proxy_gate", "proxy_refresh"):
         yield f"  {name.replace('_', ' ')}, GFLOP", _plain(row, f"flops_{name}", page, ".4g", 1e-9)
-    yield "  memory", _size(row, "memory_process_bytes", page)
+    yield "  peak memory", _size(row, "memory_process_bytes", page)
 
 
 FAIRNESS = {"mean": "mean", "std": "std", "min": "worst", "worst_tenth": "worst tenth", "max": "best"}
@@ -150,14 +205,14 @@ def _comparison(
 ) -> Iterator[tuple[str, str | None]]:
     plan = showing.study.plan.compare
     assert plan is not None
-    empty = "control" if row.method == plan.control else page.absent
+    control = row.method == plan.control
     result = found.paired if found else None
 
     def cell(text: str | None) -> str:
-        return empty if found is None else page.absent if text is None else text
+        return "" if control else page.absent if text is None else text
 
     yield f"Difference to {plan.control} (points)", None
-    yield "  mean", cell(None if result is None else f"{result.mean:+.2f}")
+    yield "  mean", "control" if control else cell(None if result is None else f"{result.mean:+.2f}")
     for n, outcome in enumerate(row.outcomes):
         yield f"    seed {outcome.cell.seed}", "" if result is None else f"{result.differences[n]:+.2f}"
     sd = None if result is None else result.sd
@@ -167,11 +222,14 @@ def _comparison(
     yield f"  p, within ±{plan.margin:g}", cell(_p(result.p if result else None))
     if plan.holm:
         yield "  p, Holm", cell(_p(found.adjusted if found else None))
-    yield "  verdict", cell(VERDICTS[found.verdict] if found else None)
-    needed = "" if found is None or sd is None else "> 1000" if found.needed is None else f"{found.needed}"
-    yield "  seeds needed", needed if result else ""
+    yield "  verdict", cell(found.verdict if found else None)
+    near = found is not None and abs(found.paired.mean) < plan.margin and sd is not None
+    needed = "" if not near or found is None else "> 1000" if found.needed is None else f"{found.needed}"
+    yield "  seeds needed", needed
     kept = found.retention if found else None
     yield "  retained (%)", cell(None if kept is None else f"{100 * kept:.2f}")
+    enough = None if kept is None else "yes" if kept >= plan.retention else "no"
+    yield f"  retained {100 * plan.retention:g} %", cell(enough)
 
 
 def _limits(limits: tuple[float, float] | None) -> str | None:
