@@ -54,7 +54,6 @@ def write_study(
     curve: Curve,
     *,
     without: Sequence[str] = (),
-    clients: Mapping[str, Any] = {},
 ) -> Study:
     """A study whose cells are complete but for those named in `without`."""
     study = Study.freeze(plan, folder)

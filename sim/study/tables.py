@@ -22,10 +22,8 @@ def render(showing: Showing, console: Console = out, *, brief: bool = False) -> 
         page.note(study.plan.description)
     page.list([("Warning:", text) for text in showing.warnings] + [("Note:", text) for text in showing.notes])
     if showing.blocks:
-        page.table(
-            list(_heads(showing)),
-            [line for block in showing.blocks for line in _overview(showing, block, page)],
-        )
+        lines = [line for block in showing.blocks for line in overview(showing, block, page)]
+        page.table(list(heads(showing)), lines)
     for block in () if brief else showing.blocks:
         page.heading(block.name)
         page.table([row.method for row in block.rows], everything(showing, block, page))
@@ -78,8 +76,8 @@ def legend(showing: Showing) -> Iterator[tuple[str, str]]:
         if seeds > 1:
             yield (
                 "Power:",
-                f"with {seeds} seeds the {share} interval is ±{half_width(seeds, c.confidence):.2f} sd wide; seeds needed, "
-                "where the mean lies within the margin, is what it would take at this sd without any true difference",
+                f"with {seeds} seeds the {share} interval is ±{half_width(seeds, c.confidence):.2f} sd wide; seeds "
+                "needed (where the mean lies within the margin): what it takes at this sd without a true difference",
             )
     if plan.target:
         what = (
