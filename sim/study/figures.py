@@ -32,44 +32,40 @@ def _faint(method: int, alpha: float = 0.18) -> str:
 def pareto(showing: Showing, number: int, block: Block, methods: Sequence[str]) -> Plot:
     """Test accuracy against the bytes of the whole run: every seed, and the means."""
     figure = go.Figure()
-    named: set[tuple[int, str, str]] = set()
     for row, way, stage in product(block.rows, BOTH, _stages(showing)):
-        sizes = [outcome.story.total(stage, *BOTH[way]) for outcome in row.outcomes]
         known = [
-            (x / MB, 100 * y)
-            for x, y in zip(sizes, row.figures["test_accuracy"], strict=True)
-            if x is not None and y is not None
+            (x / MB, 100 * y, outcome.cell.seed)
+            for outcome, y in zip(row.outcomes, row.figures["test_accuracy"], strict=True)
+            if (x := outcome.story.total(stage, *BOTH[way])) is not None and y is not None
         ]
         if len(known) < len(row.outcomes):
             continue
         method, modelled = methods.index(row.method), stage == "modelled"
-        meta = {"run": method, "way": way} | ({} if modelled else {"layer": stage})
-        name = escape(f"{row.method}, {LAYER_NAMES[stage]}")
-        xs, ys = [x for x, _ in known], [y for _, y in known]
-        seeds = [outcome.cell.seed for outcome in row.outcomes]
         symbol = "-open" if modelled else ""
+        style = {
+            "mode": "markers",
+            "name": escape(row.method),
+            "legendgroup": row.method,
+            "meta": {"run": method, "way": way} | ({} if modelled else {"layer": stage}),
+        }
+        where = f"%{{x:.4g}} MB, {LAYER_NAMES[stage]}<br>%{{y:.2f}} %<extra>%{{fullData.name}}</extra>"
         figure.add_scatter(
-            x=xs,
-            y=ys,
-            customdata=seeds,
-            mode="markers",
+            x=[x for x, _, _ in known],
+            y=[y for _, y, _ in known],
+            customdata=[seed for _, _, seed in known],
             showlegend=False,
-            name=name,
-            meta=meta,
             marker={"color": colour(method), "size": 7, "opacity": 0.55, "symbol": f"circle{symbol}"},
-            hovertemplate="seed %{customdata}<br>%{x:.4g} MB<br>%{y:.2f} %<extra>%{fullData.name}</extra>",
+            hovertemplate="seed %{customdata}<br>" + where,
+            **style,
         )
         figure.add_scatter(
-            x=[spread(xs).mean],
-            y=[spread(ys).mean],
-            mode="markers",
-            name=name,
-            meta=meta,
-            showlegend=(method, way, stage) not in named,
+            x=[spread([x for x, _, _ in known]).mean],
+            y=[spread([y for _, y, _ in known]).mean],
+            showlegend=modelled,  # the one that is there whatever layer is chosen
             marker={"color": colour(method), "size": 14, "symbol": f"diamond{symbol}", "line": {"width": 2}},
-            hovertemplate="mean<br>%{x:.4g} MB<br>%{y:.2f} %<extra>%{fullData.name}</extra>",
+            hovertemplate="mean<br>" + where,
+            **style,
         )
-        named.add((method, way, stage))
     figure.update_layout(xaxis={"title": "{way}, MB<br>layer: {layer}"}, yaxis={"title": "test accuracy, %"})
     columns = [
         "method",
@@ -146,7 +142,7 @@ def forest(showing: Showing, methods: Sequence[str]) -> Plot | None:
             customdata=[seed for _ in mine for seed in showing.study.plan.seeds],
             mode="markers",
             showlegend=False,
-            marker={"color": colour(index), "size": 6, "opacity": 0.5, "symbol": "circle-open"},
+            marker={"color": colour(index), "size": 7, "opacity": 0.9, "symbol": "circle-open"},
             hovertemplate="seed %{customdata}: %{x:+.2f}<extra>%{fullData.name}</extra>",
             **style,
         )
@@ -166,7 +162,7 @@ def forest(showing: Showing, methods: Sequence[str]) -> Plot | None:
             zero | {"line": {"width": 1, "dash": "dash", "color": "#7d8794"}},
         ],
         xaxis={
-            "title": f"{_words(plan.metric)} less that of {escape(plan.control)}, points",
+            "title": f"difference in {_words(plan.metric)}, points",
             "zeroline": False,
         },
         yaxis={"autorange": "reversed", "automargin": True, "tickfont": {"size": 11}},
@@ -174,7 +170,7 @@ def forest(showing: Showing, methods: Sequence[str]) -> Plot | None:
     outer, inner = 100 * plan.confidence, 100 * (2 * plan.confidence - 1)
     return make_plot(
         "forest",
-        "Differences, seed by seed",
+        f"Differences to {plan.control}",
         f"Green: the margin of ±{plan.margin:g} points, fixed before the first run. Diamond: mean; thin: {outer:g} % "
         f"interval; thick: {inner:g} % interval, which lies inside the margin where equivalence is shown (before "
         "correction for several data sets); rings: seeds.",

@@ -190,6 +190,11 @@ class StudyPlan(_Section):
             config = resolve(given | {"seed": seed})
         except ConfigError as error:
             raise ConfigError(f"cell {name}: {error}") from None
+        if config.evaluation.archival:
+            raise ConfigError(
+                f"cell {name}: evaluation.archival looks at the test set again and again; such runs are no evidence, "
+                "and no study takes them"
+            )
         return Cell(name, {factor: level.label for factor, level in levels.items()}, seed, config)
 
 

@@ -105,7 +105,7 @@ def heads(showing: Showing) -> Iterator[str]:
     plan = showing.study.plan
     yield "test accuracy\n%"
     if plan.compare:
-        yield f"difference\n{100 * plan.compare.confidence:g} % interval"
+        yield f"difference, points\nand {100 * plan.compare.confidence:g} % interval"
         yield f"within\n±{plan.compare.margin:g}"
     yield "uplink saved\nmodelled, %"
     if showing.measured:
@@ -123,12 +123,8 @@ def overview(showing: Showing, block: Block, page: Page) -> Iterator[tuple[str, 
         if plan.compare:
             found = next((one for one in block.comparisons if one.method == row.method), None)
             control = row.method == plan.compare.control
-            limits = _limits(found.paired.interval) if found else None
-            cells += (
-                ["control", ""]
-                if control
-                else [limits or page.absent, found.verdict if found else page.absent]
-            )
+            shown = [_difference(found), found.verdict] if found else [page.absent, page.absent]
+            cells += ["control", ""] if control else shown
         cells.append(_mean(row, "uplink_modelled_saving", page))
         if showing.measured:
             cells.append(_mean(row, f"uplink_{showing.measured}_saving", page))
@@ -139,6 +135,11 @@ def overview(showing: Showing, block: Block, page: Page) -> Iterator[tuple[str, 
             missing = f"not: {missed} of {len(row.outcomes)}" if known else page.absent
             cells.append(missing if values is None else f"{spread(values).mean:.1f}")
         yield f"  {row.method}", cells
+
+
+def _difference(found: Compared) -> str:
+    limits = _limits(found.paired.interval)
+    return f"{found.paired.mean:+.2f}" + (f" ({limits})" if limits else "")
 
 
 def _mean(row: Row, name: str, page: Page) -> str:
