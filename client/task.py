@@ -30,12 +30,14 @@ class TaskContext:
 
     seed: root of all named random streams (`fedreuse.proto.streams`); clients: how many there are;
     data: folder with data sets; options: the `task` and `partition` sections of the configuration.
+    partition: file in which a run saved who has which examples, to be read instead of drawn again.
     """
 
     seed: int
     clients: int
     data: Path
     options: Mapping[str, Any] = field(default_factory=dict)
+    partition: Path | None = None
 
 
 class Task(Protocol):

@@ -192,7 +192,7 @@ def server(
             resolved, folder = read_config(run), run
             if read_body(run).startswith("sim"):
                 raise RunError(f"{run} belongs to `fedreuse sim`; continue it with `fedreuse resume {run}`")
-            task = make_task(resolved) if evaluate else None
+            task = make_task(resolved, run) if evaluate else None
         else:
             resolved = _configuration(config, overrides, data)
             task = make_task(resolved) if evaluate or model is None else None
@@ -257,7 +257,7 @@ def client(
             address,
             indices,
             resolved,
-            make_task(resolved),
+            make_task(resolved, run),
             state=state,
             device=device,
             give_up=give_up,

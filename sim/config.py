@@ -21,7 +21,7 @@ from fedreuse.server.federation import FederationSettings
 from fedreuse.server.gate import GateSettings
 from fedreuse.server.memory import MemorySettings
 from fedreuse.server.settings import ServerSettings
-from fedreuse.sim.partition import PartitionSettings
+from fedreuse.sim.partition.settings import PartitionSettings, short_form
 from fedreuse.sim.recipes import RECIPES
 
 
@@ -244,10 +244,9 @@ def _number(text: str) -> Any:
 
 
 def _expand(given: dict[str, Any]) -> dict[str, Any]:
-    """`task: mnist` is short for `task: {name: mnist}`."""
-    if isinstance(given.get("task"), str):
-        return given | {"task": {"name": given["task"]}}
-    return given
+    """`task: mnist` is short for `task: {name: mnist}`, `partition: lq-2` for `{kind: lq, labels: 2}`."""
+    short = {"task": lambda text: {"name": text}, "partition": short_form}
+    return given | {key: read(given[key]) for key, read in short.items() if isinstance(given.get(key), str)}
 
 
 def merge(base: dict[str, Any], top: dict[str, Any]) -> dict[str, Any]:

@@ -18,6 +18,8 @@ from fedreuse.sim.config import ConfigError, RunConfig
 CONFIG = "config.yaml"
 ENVIRONMENT = "environment.json"
 INITIAL = "initial.safetensors"
+PARTITION = "partition.npz"
+"""Who has which examples, where the task divides them by the configuration."""
 FINAL = "model.safetensors"
 TEST_RESULT = "test.json"
 TEST_OPENED = "test-opened.jsonl"

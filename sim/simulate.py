@@ -41,7 +41,7 @@ def simulate(
 ) -> dict[str, Any]:
     """Run (or go on with) a run folder to its end; its summary. Only with `wire` there is something to capture."""
     be_deterministic()
-    task = task or make_task(config)
+    task = task or make_task(config, folder)
     evaluator = TaskEvaluator(task, archival=config.evaluation.archival)
     federation = open_federation(folder, config, evaluator)
     held = HeldStore(folder / "state" / "clients")

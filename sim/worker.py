@@ -84,7 +84,7 @@ def start(folder: Path, device: str) -> None:
     logging.disable(logging.INFO)
     config = RunConfig.model_validate(yaml.safe_load((folder / "config.yaml").read_text()))
     held = HeldStore(folder / "state" / "clients")
-    _worker = Worker(folder, config, device, make_task(config), held, partial(read_weights, folder))
+    _worker = Worker(folder, config, device, make_task(config, folder), held, partial(read_weights, folder))
 
 
 def leave_with_parent() -> None:

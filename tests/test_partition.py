@@ -31,6 +31,10 @@ IID = PartitionSettings(kind="iid")
 SEEDS = st.integers(0, 2**63 - 1)
 
 
+def parts_of(labels, clients, settings, seed, owners=None) -> list[np.ndarray]:
+    return partition(labels, clients, settings, seed, owners).parts
+
+
 def labels_of(*counts: int) -> np.ndarray:
     """counts[k] examples of label k, mixed by a fixed stride so that no label is contiguous."""
     y = np.repeat(np.arange(len(counts)), counts)
@@ -58,7 +62,7 @@ def cases(draw: st.DrawFn) -> tuple[np.ndarray, int, PartitionSettings, int]:
 @given(cases())
 def test_a_partition_is_disjoint_covering_sorted_and_respects_the_minimum(case) -> None:
     labels, clients, settings, seed = case
-    parts = partition(labels, clients, settings, seed)
+    parts = parts_of(labels, clients, settings, seed)
     assert len(parts) == clients
     assert all(part.dtype == np.int64 and (np.diff(part) > 0).all() for part in parts)
     assert sorted(np.concatenate(parts).tolist()) == list(range(len(labels)))
@@ -68,7 +72,7 @@ def test_a_partition_is_disjoint_covering_sorted_and_respects_the_minimum(case) 
 @given(cases())
 def test_a_client_with_its_fair_share_gets_nothing_of_the_later_labels(case) -> None:
     labels, clients, settings, seed = case
-    parts = partition(labels, clients, settings.model_copy(update={"kind": "dirichlet"}), seed)
+    parts = parts_of(labels, clients, settings.model_copy(update={"kind": "dirichlet"}), seed)
     held = np.zeros(clients, int)
     for label in np.unique(labels):
         got = np.array([(labels[part] == label).sum() for part in parts])
@@ -78,30 +82,30 @@ def test_a_client_with_its_fair_share_gets_nothing_of_the_later_labels(case) -> 
 
 @given(cases())
 def test_a_partition_depends_on_its_arguments_only(case) -> None:
-    first = partition(*case)
+    first = parts_of(*case)
     labels, clients, _, seed = case
     np.random.default_rng(0).random(5)
     torch.rand(3)
     stream(seed, Purpose.PARTITION).random(11)
     split_validation(labels, np.arange(len(labels)), 0, seed)
-    again = partition(*case)
+    again = parts_of(*case)
     assert clients == len(again)
     assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
 
 
 def test_seeds_make_different_partitions() -> None:
     labels = labels_of(100, 100, 100)
-    hashes = {partition_hash(partition(labels, 5, PartitionSettings(), seed)) for seed in range(20)}
+    hashes = {partition_hash(parts_of(labels, 5, PartitionSettings(), seed)) for seed in range(20)}
     assert len(hashes) == 20
 
 
 def test_iid_sizes_differ_by_one_at_most() -> None:
-    parts = partition(labels_of(6, 5), 3, IID, 1)  # 11 over 3: 4 + 4 + 3
+    parts = parts_of(labels_of(6, 5), 3, IID, 1)  # 11 over 3: 4 + 4 + 3
     assert [len(part) for part in parts] == [4, 4, 3]
 
 
 def test_iid_is_shuffled() -> None:
-    parts = partition(np.repeat([0, 1], 500), 2, IID, 3)
+    parts = parts_of(np.repeat([0, 1], 500), 2, IID, 3)
     # Label 0 in the first half: hypergeometric, mean 250, standard deviation 500/(2 sqrt(999)) = 7.9.
     own = int((parts[0] < 500).sum())
     assert abs(own - 250) < 5 * 7.9
@@ -111,7 +115,7 @@ def test_dirichlet_shares_have_the_moments_of_the_distribution() -> None:
     # One label, two clients: the first client's share is Beta(α, α), of mean 1/2 and variance 1/(4(2α + 1)).
     # α = 2: variance 1/20. Over 400 draws its estimate has a standard error below 0.05 sqrt(2/400) = 0.0035.
     settings = PartitionSettings(alpha=2, minimum_size=2)
-    shares = [len(partition(np.zeros(10_000, int), 2, settings, seed)[0]) / 10_000 for seed in range(400)]
+    shares = [len(parts_of(np.zeros(10_000, int), 2, settings, seed)[0]) / 10_000 for seed in range(400)]
     assert np.mean(shares) == pytest.approx(0.5, abs=4 * (1 / 20 / 400) ** 0.5)
     assert np.var(shares) == pytest.approx(1 / 20, abs=4 * 0.0035)
 
@@ -119,7 +123,7 @@ def test_dirichlet_shares_have_the_moments_of_the_distribution() -> None:
 def test_a_large_alpha_divides_every_label_evenly() -> None:
     # The share of a client has standard deviation sqrt((1/4)(3/4)/(4α + 1)) = 2e-5 of 400 examples.
     labels = labels_of(400, 400)
-    for part in partition(labels, 4, PartitionSettings(alpha=1e8), 5):
+    for part in parts_of(labels, 4, PartitionSettings(alpha=1e8), 5):
         # The first label leaves every client below its fair share of 200, so the second is divided likewise.
         assert np.abs(np.bincount(labels[part]) - 100).max() <= 1
 
@@ -127,7 +131,7 @@ def test_a_large_alpha_divides_every_label_evenly() -> None:
 def test_a_small_alpha_gives_clients_few_labels() -> None:
     def labels_held(alpha: float) -> float:
         labels = labels_of(*[200] * 10)
-        parts = partition(labels, 10, PartitionSettings(alpha=alpha, minimum_size=2), 11)
+        parts = parts_of(labels, 10, PartitionSettings(alpha=alpha, minimum_size=2), 11)
         return float(np.mean([len(np.unique(labels[part])) for part in parts]))
 
     assert labels_held(0.05) < 5 < 9 < labels_held(100)
@@ -138,7 +142,7 @@ def test_the_default_minimum_is_10_from_60_examples_a_client_on(examples: int, m
     # Without balance step (one label) a Beta(0.1, 0.1) share is below 10/120 in about 40 % of the draws on
     # each side: over 60 seeds sizes from 2 to 9 are met unless they are redrawn.
     settings = PartitionSettings(alpha=0.1)
-    sizes = [len(p) for seed in range(60) for p in partition(np.zeros(examples, int), 2, settings, seed)]
+    sizes = [len(p) for seed in range(60) for p in parts_of(np.zeros(examples, int), 2, settings, seed)]
     assert minimum <= min(sizes) < minimum + 8
 
 
@@ -147,30 +151,37 @@ def test_too_many_redraws_end_in_an_error_that_names_the_largest_minimum() -> No
     with pytest.raises(
         PartitionError, match=r"after 1000 redraws.* held \d+ examples at best, 5 are asked"
     ) as info:
-        partition(np.zeros(100, int), 10, PartitionSettings(alpha=0.01, minimum_size=5), 1)
+        parts_of(np.zeros(100, int), 10, PartitionSettings(alpha=0.01, minimum_size=5), 1)
     assert "raise partition.alpha or use fewer clients" in str(info.value)
 
 
 def test_an_alpha_so_small_that_shares_underflow_is_an_error_not_a_nan() -> None:
     with pytest.raises(PartitionError, match="1000 redraws"):
-        partition(labels_of(*[10] * 6), 12, PartitionSettings(alpha=1e-8), 1)
+        parts_of(labels_of(*[10] * 6), 12, PartitionSettings(alpha=1e-8), 1)
 
 
 @pytest.mark.parametrize("kind", ["iid", "dirichlet"])
 def test_a_minimum_that_cannot_be_met_is_refused_at_once(kind) -> None:
     with pytest.raises(PartitionError, match="29 examples cannot give each of 3 clients at least 10"):
-        partition(np.zeros(29, int), 3, PartitionSettings(kind=kind, minimum_size=10), 1)
+        parts_of(np.zeros(29, int), 3, PartitionSettings(kind=kind, minimum_size=10), 1)
 
 
 @pytest.mark.parametrize(("examples", "clients"), [(0, 1), (10, 0), (10, -1)])
 def test_nothing_to_divide_is_refused(examples: int, clients: int) -> None:
     with pytest.raises(PartitionError, match="cannot be divided"):
-        partition(np.zeros(examples, int), clients, IID, 1)
+        parts_of(np.zeros(examples, int), clients, IID, 1)
 
 
 @pytest.mark.parametrize(
     "settings",
-    [{"kind": "shards"}, {"alpha": 0}, {"alpha": float("inf")}, {"minimum_size": 1}, {"beta": 1}],
+    [
+        {"kind": "shard"},
+        {"alpha": 0},
+        {"alpha": float("inf")},
+        {"minimum_size": 1},
+        {"gamma": 1},
+        {"similarity": 1},
+    ],
 )
 def test_settings_out_of_range_are_refused(settings) -> None:
     with pytest.raises(ValidationError):

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,22 +23,24 @@ from fedreuse.proto.streams import Purpose, stream
 from fedreuse.sim.partition import (
     Indices,
     Labels,
+    Owners,
+    Partition,
     PartitionError,
     PartitionSettings,
     cut_validation,
+    labels_hash,
     largest_remainder,
     partition,
     partition_hash,
+    read_partition,
     split_validation,
     stratified_subset,
     validation_size,
+    write_partition,
 )
 
 if TYPE_CHECKING:
     from fedreuse.client.task import TaskContext
-
-Owners = NDArray[Any]
-"""Natural ids, shape (n,): the writer, speaker or user each example comes from."""
 
 
 def divide(
@@ -58,22 +61,36 @@ def divide(
     """
     settings = _settings(context)
     used = _used(labels, context)
-    there = Examples(labels[used], used, context.seed, own_validation, test_labels)
+    rule = {
+        "kind": settings.kind,
+        **settings.options(),
+        "seed": context.seed,
+        "clients": context.clients,
+        "examples": len(labels),
+        "labels_sha256": labels_hash(labels),
+    }
+    there = Examples(labels[used], used, context.seed, own_validation, test_labels, rule)
     if settings.kind == "resample":
         return Resampled(there, context.clients, settings.size)
     own = None if owners is None else owners[used]
-    parts = partition(there.labels, context.clients, settings, context.seed, own)
+    if context.partition is None:
+        drawn = partition(there.labels, context.clients, settings, context.seed, own)
+    else:
+        drawn = Partition(
+            _within(used, read_partition(context.partition, labels, context.clients), context.partition)
+        )
     if settings.kind == "natural" and own is not None and test_owners is not None:
-        return Lists(there, parts, owners=(own, test_owners))
-    return Lists(there, parts)
+        return Lists(there, drawn, owners=(own, test_owners))
+    return Lists(there, drawn)
 
 
 @dataclass(frozen=True)
 class Examples:
-    """What there is to divide, and the seed to divide it by.
+    """What there is to divide, and how.
 
     labels: (n,), of the training examples in use; used: their positions in the whole training data.
     own_validation: whether the task has a validation set beside them; test_labels: of the test set, if known.
+    rule: how they are divided, to be saved with the result.
     """
 
     labels: Labels
@@ -81,6 +98,7 @@ class Examples:
     seed: int
     own_validation: bool
     test_labels: Labels | None
+    rule: Mapping[str, Any]
 
 
 class Division(ABC):
@@ -89,7 +107,12 @@ class Division(ABC):
     used: the training examples in use, as positions in the whole training data. Positions of training examples
     that the methods give count within `used`: `data[division.used][division.train(3)]`.
     clients: how many there are.
+    remarks: what somebody who reads results should know, e.g. which examples nobody holds; redraws: how often
+    shares were drawn again since a client held too little.
     """
+
+    remarks: tuple[str, ...] = ()
+    redraws = 0
 
     def __init__(self, there: Examples, clients: int) -> None:
         self.used, self.clients = there.used, clients
@@ -136,6 +159,14 @@ class Division(ABC):
             raise PartitionError("this task has no labels of test examples, so they have no clients")
         return self._there.test_labels
 
+    @abstractmethod
+    def save(self, path: Path) -> None:
+        """Write it to a file that `TaskContext.partition` may name."""
+
+    def _rule(self) -> dict[str, Any]:
+        """What is saved beside index lists."""
+        return {**self._there.rule, "sha256": self.hash(), "redraws": self.redraws, "remarks": self.remarks}
+
     def _check(self, client: int) -> None:
         if not 0 <= client < self.clients:
             raise TaskError(f"no client {client}: this task has clients 0 to {self.clients - 1}")
@@ -144,7 +175,7 @@ class Division(ABC):
 class Lists(Division):
     """A division in which every client's examples are listed.
 
-    parts: a client's positions among the training examples in use.
+    drawn: each client's positions among the training examples in use.
     owners: natural ids of training and test examples, where clients are natural owners.
 
     Validation is cut client by client. A client's test examples are those of its owner; where clients are no
@@ -154,10 +185,11 @@ class Lists(Division):
     """
 
     def __init__(
-        self, there: Examples, parts: list[Indices], owners: tuple[Owners, Owners] | None = None
+        self, there: Examples, drawn: Partition, owners: tuple[Owners, Owners] | None = None
     ) -> None:
-        super().__init__(there, len(parts))
-        self._parts, self._owners = parts, owners
+        super().__init__(there, len(drawn.parts))
+        self._parts, self.redraws, self.remarks = drawn
+        self._owners = owners
 
     def examples(self, client: int) -> Indices:
         self._check(client)
@@ -187,7 +219,14 @@ class Lists(Division):
         return [int(client) for client in np.flatnonzero(self.sizes() == 1)]
 
     def hash(self) -> str:
-        return partition_hash(self.used[part] for part in self._parts)
+        return partition_hash(self._whole())
+
+    def save(self, path: Path) -> None:
+        write_partition(path, self._rule(), self._whole())
+
+    def _whole(self) -> list[Indices]:
+        """Positions in the whole training data."""
+        return [self.used[part] for part in self._parts]
 
     def _split(self, client: int) -> tuple[Indices, Indices]:
         return split_validation(self._there.labels, self.examples(client), client, self._there.seed)
@@ -254,6 +293,9 @@ class Resampled(Division):
         rule = f"fedreuse/resample/{self._there.seed}/{self.clients}/{self._size}/"
         return hashlib.sha256(rule.encode() + self.used[self._pool].astype("<i8").tobytes()).hexdigest()
 
+    def save(self, path: Path) -> None:
+        write_partition(path, self._rule())
+
     def _draw(self, client: int, purpose: Purpose, count: int) -> Indices:
         self._check(client)
         return np.sort(stream(self._there.seed, purpose, client=client).integers(count, size=self._size))
@@ -267,6 +309,16 @@ def _used(labels: Labels, context: TaskContext) -> Indices:
     if not isinstance(limit, int):
         raise TaskError(f"train_limit is {limit!r}: it must be a whole number or null")
     return stratified_subset(labels, limit, context.seed)
+
+
+def _within(used: Indices, parts: list[Indices], path: Path) -> list[Indices]:
+    """Positions within `used` of parts of the whole training data, which were read from a file."""
+    found = [np.searchsorted(used, part) for part in parts]
+    if any(
+        (used[np.minimum(at, len(used) - 1)] != part).any() for at, part in zip(found, parts, strict=True)
+    ):
+        raise PartitionError(f"{path} divides examples that task.train_limit {len(used)} leaves out")
+    return found
 
 
 def _settings(context: TaskContext) -> PartitionSettings:
