@@ -1,7 +1,8 @@
 """What a user brings: a model, each client's data, a loss and metrics. One short file is enough.
 
 A task is named `module:attribute` (or by an entry point of the group `fedreuse.tasks`); the attribute is
-called with a `TaskContext` and returns an object with the methods of `Task`.
+called with a `TaskContext` and returns an object with the methods of `Task`. An entry point whose attribute has itself
+an attribute `argument`, a word for it, is named with one: `npz:FILE`.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, cast
@@ -30,7 +31,8 @@ class TaskContext:
 
     seed: root of all named random streams (`fedreuse.proto.streams`); clients: how many there are;
     data: folder with data sets; options: the `task` and `partition` sections of the configuration.
-    partition: file in which a run saved who has which examples, to be read instead of drawn again.
+    partition: file in which a run saved who has which examples, to be read instead of drawn again;
+    argument: what follows the name of an entry point that takes one.
     """
 
     seed: int
@@ -38,6 +40,7 @@ class TaskContext:
     data: Path
     options: Mapping[str, Any] = field(default_factory=dict)
     partition: Path | None = None
+    argument: str = ""
 
 
 class Task(Protocol):
@@ -100,7 +103,21 @@ def _unchanged(batch: Any, _generator: np.random.Generator) -> Any:
 
 def load_task(name: str, context: TaskContext) -> Task:
     """Build the task called `name`. Raises TaskError."""
-    factory = _from_module(name) if ":" in name else _from_entry_point(name)
+    found = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
+    first, colon, rest = name.partition(":")
+    factory = cast(Callable[[TaskContext], Any], found[first].load()) if first in found else None
+    word = getattr(factory, "argument", None)
+    if factory is not None and word is not None:
+        if not rest:
+            raise TaskError(f"task {name!r} needs more: write {first}:{word}")
+        return cast(Task, factory(replace(context, argument=rest)))
+    if colon:
+        return cast(Task, _from_module(name)(context))
+    if factory is None:
+        raise TaskError(
+            f"no task called {name!r}; installed: {', '.join(sorted(found)) or 'none'}; "
+            "your own file is named module:attribute"
+        )
     return cast(Task, factory(context))
 
 
@@ -116,13 +133,3 @@ def _from_module(name: str) -> Callable[[TaskContext], Any]:
         raise TaskError(f"task {name!r}: no module {module!r} in this directory or installation") from None
     except AttributeError:
         raise TaskError(f"task {name!r}: module {module!r} has no attribute {attribute!r}") from None
-
-
-def _from_entry_point(name: str) -> Callable[[TaskContext], Any]:
-    found = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
-    if name not in found:
-        raise TaskError(
-            f"no task called {name!r}; installed: {', '.join(sorted(found)) or 'none'}; "
-            "your own file is named module:attribute"
-        )
-    return cast(Callable[[TaskContext], Any], found[name].load())

@@ -34,9 +34,12 @@ class _Section(BaseModel):
 
 
 class TaskSection(_Section):
-    """name: digits, mnist, fashionmnist, cifar10, or your own module:attribute; options go to the task untouched."""
+    """name: one that `fedreuse tasks` lists, or your own module:attribute; options go to the task untouched."""
 
     name: str = Field("digits", min_length=1)
+    model: str | None = Field(
+        None, description="cnn, lenet5, resnet18, resnet18-gn or gru; null: the task's own"
+    )
     train_limit: int | None = Field(None, ge=2, description="stratified subset of the training data")
     buffers: str = Field(
         "dense", pattern="^(dense|paper)$", description="float buffers: dense, or as parameters"

@@ -40,6 +40,7 @@ def make_task(config: RunConfig, folder: Path | None = None) -> Task:
     """
     options: dict[str, Any] = {
         **config.task.options,
+        "model": config.task.model,
         "train_limit": config.task.train_limit,
         "partition": config.partition.model_dump(),
     }

@@ -150,6 +150,13 @@ def test_a_client_with_one_training_example_is_refused(data: Path) -> None:
         Small(context(data, clients=25))
 
 
+def test_augmentation_can_be_left_out(data: Path) -> None:
+    batch = [torch.zeros(2, 3, 32, 32), torch.zeros(2)]
+    assert Small(context(data, augment=False)).augment(batch, np.random.default_rng(0)) is batch
+    with pytest.raises(TaskError, match=r"augment is 'no': it must be true or false"):
+        Small(context(data, augment="no"))
+
+
 def run(data: Path, output: Path, stem: str, **how: bool) -> Path:
     config = small_config(
         output,
@@ -204,6 +211,6 @@ def test_the_real_images() -> None:
     train, test = load(DATA)
     assert train.labels[:10].tolist() == [6, 9, 9, 4, 1, 1, 2, 7, 8, 3]
     assert np.bincount(test.labels).tolist() == [1000] * 10
-    assert len(CIFAR10.sheets("train") + CIFAR10.sheets("test")) == 60
+    assert len(CIFAR10.sheet_names("train") + CIFAR10.sheet_names("test")) == 60
     x, _ = task.client_data(7).batch(np.arange(2))
     assert x.shape == (2, 3, 32, 32)

@@ -11,6 +11,7 @@ import tarfile
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -22,7 +23,8 @@ from torchvision import datasets
 
 from fedreuse.client.errors import TaskError
 from fedreuse.sim.tasks import cifar_files
-from fedreuse.sim.tasks.cifar_files import MD5, load
+from fedreuse.sim.tasks.cifar_files import CIFAR10, CIFAR100, MD5, Layout, load
+from fedreuse.sim.tasks.pickles import load_plain
 
 
 @pytest.fixture(autouse=True)
@@ -203,23 +205,28 @@ def test_a_batch_with_the_wrong_content_is_not_unpickled(
 ) -> None:
     path = write_batches(tmp_path / "data", monkeypatch) / "data_batch_3"
     path.write_bytes(path.read_bytes()[:-1] + b"!")
-    monkeypatch.setattr(cifar_files.pickle, "loads", only_before("data_batch_3", path.read_bytes()))
+    monkeypatch.setattr(cifar_files, "load_plain", only_before("data_batch_3", path.read_bytes()))
     with pytest.raises(TaskError, match=r"data_batch_3 has MD5 .* not .*--data FOLDER"):
         load(tmp_path / "data", SMALL)
 
 
 def only_before(name: str, content: bytes) -> Callable[..., object]:
-    real = pickle.loads
+    real = cifar_files.load_plain
 
-    def loads(given: bytes, **how: str) -> object:
+    def load_plain(given: bytes) -> object:
         assert given != content, f"{name} was unpickled"
-        return real(given, **how)
+        return real(given)
 
-    return loads
+    return load_plain
 
 
-def test_checksums_are_torchvisions() -> None:
-    assert dict(datasets.CIFAR10.train_list + datasets.CIFAR10.test_list) == MD5
+@pytest.mark.parametrize("layout", [CIFAR10, CIFAR100])
+def test_checksums_are_torchvisions(layout: Layout) -> None:
+    known = getattr(datasets, layout.name)
+    assert dict(known.train_list + known.test_list) == layout.md5
+    (origin,) = layout.data_set().origins()
+    assert (origin.urls, origin.md5) == ([known.url], known.tgz_md5)
+    assert layout.batches == known.base_folder
 
 
 def test_absent_files_that_cannot_be_downloaded_are_an_error_that_says_what_to_do(
@@ -228,10 +235,10 @@ def test_absent_files_that_cannot_be_downloaded_are_an_error_that_says_what_to_d
     monkeypatch.setattr(datasets.CIFAR10, "url", (tmp_path / "gone.tar.gz").as_uri())
     folder = tmp_path / "data"
     with pytest.raises(TaskError) as info:
-        load(folder, SMALL)
-    for part in (str(folder / "cifar10"), "data_batch_1", "--data FOLDER"):
+        load(folder)
+    for part in (str(folder / "cifar-10-batches-py"), "data_batch_1", "test_batch", "--data FOLDER"):
         assert part in str(info.value)
-    assert "170 MB" in caplog.text
+    assert "170.5 MB, 184 MB unpacked" in caplog.text
     assert "no licence is stated" in caplog.text
     assert list(folder.iterdir()) == []  # nothing half done is left
 
@@ -241,24 +248,12 @@ class Quiet(SimpleHTTPRequestHandler):
         pass
 
 
-def test_absent_files_are_downloaded_by_torchvision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_absent_files_are_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     batches = write_batches(tmp_path / "origin", monkeypatch)
-    (batches / "batches.meta").write_bytes(pickle.dumps({"label_names": []}))
     archive = tmp_path / "cifar-10-python.tar.gz"
     with tarfile.open(archive, "w:gz") as tar:
         tar.add(batches, batches.name)
-    small = {
-        "tgz_md5": hashlib.md5(archive.read_bytes()).hexdigest(),
-        "train_list": [[name, MD5[name]] for name in list(MD5)[:5]],
-        "test_list": [["test_batch", MD5["test_batch"]]],
-        "meta": {
-            "filename": "batches.meta",
-            "key": "label_names",
-            "md5": hashlib.md5((batches / "batches.meta").read_bytes()).hexdigest(),
-        },
-    }
-    for name, value in small.items():
-        monkeypatch.setattr(datasets.CIFAR10, name, value)
+    monkeypatch.setattr(datasets.CIFAR10, "tgz_md5", hashlib.md5(archive.read_bytes()).hexdigest())
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     handler = functools.partial(Quiet, directory=str(tmp_path))
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
@@ -269,3 +264,78 @@ def test_absent_files_are_downloaded_by_torchvision(tmp_path: Path, monkeypatch:
         server.shutdown()
     assert [path.name for path in (tmp_path / "data").iterdir()] == ["cifar-10-batches-py"]
     assert {path.name for path in (tmp_path / "data" / "cifar-10-batches-py").iterdir()} == set(MD5)
+
+
+# CIFAR-100
+
+
+def write_hundred(folder: Path, train: bytes | None = None) -> Layout:
+    """70 images of 10 fine and 2 coarse labels in the files of CIFAR-100."""
+    batches = folder / "cifar-100-python"
+    batches.mkdir(parents=True)
+    rows = [np.concatenate([image[..., c].ravel() for c in range(3)]) for image in pictures()]
+    md5 = {}
+    for name, part in (("train", slice(50)), ("test", slice(50, 70))):
+        own = labels()[part].tolist()
+        batch = {"data": np.array(rows[part]), "fine_labels": own, "coarse_labels": [y // 5 for y in own]}
+        content = pickle.dumps({**batch, "filenames": ["a.png"] * len(own)}, protocol=2)
+        content = train if train is not None and name == "train" else content
+        (batches / name).write_bytes(content)
+        md5[name] = hashlib.md5(content).hexdigest()
+    return replace(CIFAR100, train=50, test=20, classes=10, md5=md5)
+
+
+def test_cifar_100_has_fine_labels(tmp_path: Path) -> None:
+    layout = write_hundred(tmp_path)
+    train, test = load(tmp_path, layout)
+    assert np.array_equal(np.concatenate([train.images, test.images]), pictures())
+    assert np.array_equal(np.concatenate([train.labels, test.labels]), labels())
+    assert (tmp_path / "cache" / "fedreuse").exists()
+
+
+def test_cifar_10_s_sheets_are_not_cifar_100_s(data: Path) -> None:
+    assert CIFAR10.missing(data) == []
+    assert CIFAR100.missing(data) == ["train", "test"]
+
+
+class Evil:
+    """Unpickling it would make a folder."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Callable[..., object], tuple[str]]:
+        return os.mkdir, (str(self.path),)
+
+
+def test_a_pickle_that_names_a_function_is_refused_though_its_checksum_is_right(tmp_path: Path) -> None:
+    content = pickle.dumps({"data": Evil(tmp_path / "executed"), "fine_labels": []}, protocol=2)
+    layout = write_hundred(tmp_path / "data", content)
+    with pytest.raises(TaskError, match=r"train is no batch of images \(it names posix\.mkdir, which is not"):
+        load(tmp_path / "data", layout)
+    assert not (tmp_path / "executed").exists()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"no pickle",
+        pickle.dumps([]),
+        pickle.dumps({"data": 3, "fine_labels": []}),
+        pickle.dumps({"data": np.zeros(5, np.uint8), "fine_labels": []}),
+        pickle.dumps({"data": np.zeros((50, 3072), np.uint8)}),
+    ],
+)
+def test_a_pickle_of_something_else_is_named(tmp_path: Path, content: bytes) -> None:
+    layout = write_hundred(tmp_path, content)
+    with pytest.raises(TaskError, match=r"train is no batch of images .*--data FOLDER"):
+        load(tmp_path, layout)
+
+
+@pytest.mark.parametrize("protocol", range(5))
+def test_plain_values_and_arrays_are_read(protocol: int) -> None:
+    value = {"a": [1, 2.5, None, True, "text"], "b": np.arange(6, dtype=np.uint8).reshape(2, 3)}
+    found = load_plain(pickle.dumps(value, protocol))
+    assert found["a"] == value["a"]
+    assert np.array_equal(found["b"], value["b"])

@@ -210,3 +210,18 @@ def test_built_in_tasks_look_at_each_client() -> None:
     third = found.clients[3]
     data = ImageSet(task.test()._source, task.test_positions(third.client), task.levels)
     assert task.metrics(model, data)["accuracy"] == pytest.approx(third.accuracy)
+
+
+def test_of_several_labels_an_example_has_its_share() -> None:
+    """Labels 1 0 1 and 0 0 0 against yes no no and no no yes: two of three right in both."""
+    logits = torch.tensor([[2.0, -1.0, -1.0], [-1.0, -1.0, 3.0]])
+    labels = torch.tensor([[1, 0, 1], [0, 0, 0]])
+    task = Digits(TaskContext(101, 20, Path("none"), {}))
+    task._logits = lambda *_: iter([(logits, labels)])  # type: ignore[method-assign]
+    found, whole = task.outcomes(task.model(), task.test()), task.metrics(task.model(), task.test())
+    assert found.correct == pytest.approx([2 / 3, 2 / 3])
+    assert whole["accuracy"] == pytest.approx(4 / 6)
+    # Each label's own: log(1 + e^-2), log(1 + e^-1), log(1 + e), and log(1 + e^-1) twice, log(1 + e^3).
+    losses = [(0.126928 + 0.313262 + 1.313262) / 3, (2 * 0.313262 + 3.048587) / 3]
+    assert found.loss == pytest.approx(losses, abs=1e-6)
+    assert whole["loss"] == pytest.approx(sum(losses) / 2, abs=1e-6)

@@ -1,34 +1,29 @@
-"""The files of CIFAR-10: sheets of lossless WebP images, or torchvision's batches, downloaded if neither is there."""
+"""The files of CIFAR-10 and CIFAR-100: torchvision's batches, or sheets of lossless WebP images; fetched if absent."""
 
 from __future__ import annotations
 
 import hashlib
-import logging
-import pickle
-import tarfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
-from http.client import HTTPException
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from typing import Any
 from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
-from fedreuse.client.errors import TaskError
+from fedreuse.sim.tasks.download import DataSet, Origin, fetch
 from fedreuse.sim.tasks.files import Bytes, damaged, decoded
 from fedreuse.sim.tasks.images import LabelledImages
+from fedreuse.sim.tasks.pickles import load_plain
 
 SIZE = 32
 PIXELS = SIZE * SIZE * 3
 
 PARTS = ("train", "test")
-SHEETS = "cifar10"
-BATCHES = "cifar-10-batches-py"
 MD5 = {
     "data_batch_1": "c99cafc152244af753f735de768cd75f",
     "data_batch_2": "d4bba439e000b95fd0a9bffe97cbabec",
@@ -38,46 +33,83 @@ MD5 = {
     "test_batch": "40351d587109b95175f43aff81a1287e",
 }
 """Of each file of torchvision's folder, the same as in torchvision; checked before anything is unpickled."""
+MD5_100 = {"train": "16019d7e3df5f24257cddd939b257f8d", "test": "f0ef6b0ae62326f3e7ffdfab6717acfc"}
+TERMS = "Alex Krizhevsky, University of Toronto; no licence is stated, a citation of his report of 2009 is asked for"
 
-logger = logging.getLogger(__name__)
 
+@dataclass(frozen=True)
+class Layout:
+    """train, test: numbers of images, equally many of each class; a sheet holds rows x columns of them.
 
-class Layout(NamedTuple):
-    """train, test: numbers of images, equally many of each class; a sheet holds rows x columns of them."""
+    batches: torchvision's folder, with the MD5 of its files, those of the test set last; key: of the labels in them;
+    sheets: the folder of sheets, if there can be one; name: torchvision's class; size: bytes to fetch.
+    """
 
     train: int
     test: int
     classes: int
-    rows: int
-    columns: int
+    rows: int = 25
+    columns: int = 40
+    name: str = "CIFAR10"
+    batches: str = "cifar-10-batches-py"
+    md5: Mapping[str, str] = field(default_factory=lambda: MD5)
+    key: str = "labels"
+    sheets: str | None = "cifar10"
+    size: int = 170_498_071
 
-    def sheets(self, part: str) -> list[str]:
+    def sheet_names(self, part: str) -> list[str]:
         """The names of the sheets of `train` or `test`."""
         images = self.train if part == "train" else self.test
         return [f"{part}_{number:02}.webp" for number in range(images // (self.rows * self.columns))]
 
+    def data_set(self) -> DataSet:
+        """What is fetched if neither sheets nor batches are there."""
+        unpacked = (self.train + self.test) * (PIXELS + 1)
+        return DataSet(
+            self.name, TERMS, self.batches, tuple(self.md5), partial(_origins, self), self.size, unpacked
+        )
 
-CIFAR10 = Layout(train=50_000, test=10_000, classes=10, rows=25, columns=40)
+    def missing(self, data: Path) -> list[str]:
+        """What of the data set is not in the folder `data`."""
+        if self.sheets is not None and (data / self.sheets).is_dir():
+            return []
+        return [name for name in self.md5 if not (data / self.batches / name).is_file()]
+
+
+CIFAR10 = Layout(train=50_000, test=10_000, classes=10)
+CIFAR100 = Layout(
+    train=50_000,
+    test=10_000,
+    classes=100,
+    name="CIFAR100",
+    batches="cifar-100-python",
+    md5=MD5_100,
+    key="fine_labels",
+    sheets=None,
+    size=169_001_437,
+)
 
 
 def load(folder: Path, layout: Layout = CIFAR10) -> tuple[LabelledImages, LabelledImages]:
     """The training and the test set, images (n, 32, 32, 3), mapped from the cache where there is one.
 
     Sheets are `folder`/cifar10/train_00.webp ... test_09.webp and labels.npz (`train_labels`,
-    `test_labels`), torchvision's files `folder`/cifar-10-batches-py/data_batch_1 ... test_batch.
-    Raises TaskError if a file is absent or damaged.
+    `test_labels`), torchvision's files `folder`/cifar-10-batches-py/data_batch_1 ... test_batch, or
+    `folder`/cifar-100-python/train and test. Raises TaskError if a file is absent or damaged.
     """
-    sheets, batches = folder.absolute() / SHEETS, folder.absolute() / BATCHES
+    folder = folder.absolute()
     decode: Callable[[], Bytes]
-    if sheets.is_dir():
-        names = ["labels.npz", *layout.sheets("train"), *layout.sheets("test")]
+    if layout.missing(folder):
+        fetch(layout.data_set(), folder)
+    if layout.sheets is not None and (folder / layout.sheets).is_dir():
+        sheets = folder / layout.sheets
+        names = ["labels.npz", *layout.sheet_names("train"), *layout.sheet_names("test")]
         files, decode = [sheets / name for name in names], partial(_from_sheets, sheets, layout)
     else:
-        if missing := [name for name in MD5 if not (batches / name).is_file()]:
-            _download(folder.absolute(), missing[0])
-        files, decode = [batches / name for name in MD5], partial(_from_batches, batches, layout)
+        batches = folder / layout.batches
+        files, decode = [batches / name for name in layout.md5], partial(_from_batches, batches, layout)
     count = layout.train + layout.test
-    content = decoded("cifar10", files, count * (PIXELS + 1), decode)
+    content = decoded(layout.name.lower(), files, count * (PIXELS + 1), decode)
     images = content[: count * PIXELS].reshape(count, SIZE, SIZE, 3)
     labels = content[count * PIXELS :]
     train, test = slice(layout.train), slice(layout.train, None)
@@ -87,7 +119,7 @@ def load(folder: Path, layout: Layout = CIFAR10) -> tuple[LabelledImages, Labell
 def _from_sheets(folder: Path, layout: Layout) -> Bytes:
     """All pixels, then all labels, the training set first."""
     labels = _sheet_labels(folder / "labels.npz", layout)  # first: quick to find damaged
-    sheets = [*layout.sheets("train"), *layout.sheets("test")]
+    sheets = [*layout.sheet_names("train"), *layout.sheet_names("test")]
     pixels = np.concatenate([_pixels(folder / name, layout) for name in sheets])
     return np.concatenate([pixels, labels])
 
@@ -123,14 +155,17 @@ def _sheet_labels(path: Path, layout: Layout) -> Bytes:
 def _from_batches(folder: Path, layout: Layout) -> Bytes:
     """As `_from_sheets`. A batch is a pickle of rows of 32x32 red, then green, then blue levels."""
     pixels, labels = [], []
-    for name, md5 in MD5.items():
+    for name, md5 in layout.md5.items():
         content = _read(folder / name)
         found = hashlib.md5(content, usedforsecurity=False).hexdigest()
         if found != md5:
             raise damaged(folder / name, f"has MD5 {found}, not {md5}")
-        batch = pickle.loads(content, encoding="latin1")  # Python 2's
-        pixels.append(batch["data"].reshape(-1, 3, SIZE, SIZE).transpose(0, 2, 3, 1).ravel())
-        labels += batch["labels"]
+        try:
+            batch = load_plain(content)
+            pixels.append(batch["data"].reshape(-1, 3, SIZE, SIZE).transpose(0, 2, 3, 1).ravel())
+            labels += batch[layout.key]
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise damaged(folder / name, f"is no batch of images ({error})") from error
     train = _checked(folder, "train", np.array(labels[: layout.train]), layout)
     test = _checked(folder, "test", np.array(labels[layout.train :]), layout)
     return np.concatenate([*pixels, train, test])
@@ -158,27 +193,8 @@ def _checked(path: Path, part: str, labels: NDArray[Any], layout: Layout) -> Byt
     return labels.astype(np.uint8)
 
 
-def _download(folder: Path, missing: str) -> None:
-    """Let torchvision fetch the batches. Each appears in its place complete or not at all."""
-    # A warning, since it is shown whatever the logging is set to.
-    logger.warning(
-        "CIFAR-10 is not in %s: downloading 170 MB, 186 MB unpacked (Alex Krizhevsky, University of Toronto; "
-        "no licence is stated, a citation of his report of 2009 is asked for)",
-        folder,
-    )
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        # In a folder of its own, since other processes may look for the files, or download them, right now.
-        with TemporaryDirectory(prefix=".CIFAR10-", dir=folder) as partial_folder:
-            from torchvision import datasets  # 1 s and 170 MB, not spent when the data are there
+def _origins(layout: Layout) -> Sequence[Origin]:
+    from torchvision import datasets  # 1 s and 170 MB, not spent when the data are there
 
-            datasets.CIFAR10(partial_folder, download=True)
-            (folder / BATCHES).mkdir(exist_ok=True)
-            for name in MD5:
-                (Path(partial_folder) / BATCHES / name).replace(folder / BATCHES / name)
-    except (OSError, RuntimeError, EOFError, HTTPException, tarfile.TarError, zlib.error) as error:
-        raise TaskError(
-            f"CIFAR-10: no folder {folder / SHEETS} and no {missing} in {folder / BATCHES}, and it could not be "
-            f"downloaded ({error}). Put the files there, or name the folder that holds one of the two with "
-            "--data FOLDER"
-        ) from error
+    known = getattr(datasets, layout.name)
+    return [Origin([known.url], known.tgz_md5, {f"{layout.batches}/{name}": name for name in layout.md5})]

@@ -26,6 +26,15 @@ def damaged(path: Path, what: str) -> TaskError:
     )
 
 
+def md5_of(path: Path) -> str:
+    """MD5 (hexadecimal) of a file. Raises TaskError if it cannot be read."""
+    try:
+        with path.open("rb") as handle:
+            return hashlib.file_digest(handle, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+    except OSError as error:
+        raise damaged(path, f"cannot be read ({error.strerror})") from error
+
+
 def decoded(name: str, sources: Sequence[Path], size: int, decode: Callable[[], Bytes]) -> Bytes:
     """The `size` bytes, shape (size,), that `decode` makes of the source files; not to be written to.
 

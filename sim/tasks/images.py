@@ -1,9 +1,9 @@
-"""Classification of small images, grey or coloured, divided over clients."""
+"""Classification of images, grey or coloured, divided over clients."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple, cast
+from typing import Any, ClassVar, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -15,23 +15,27 @@ from torch.utils.data import Dataset
 from fedreuse.client.batches import WholeBatches, fetch
 from fedreuse.client.errors import TaskError
 from fedreuse.client.task import Outcomes, TaskContext
-from fedreuse.sim.models import ShallowCNN
+from fedreuse.sim.models import Images, choose
 from fedreuse.sim.partition import Indices, refuse_single_example_clients
 from fedreuse.sim.tasks.division import divide
 
 
 class LabelledImages(NamedTuple):
-    """images: (n, h, h) or (n, h, h, 3) uint8; labels: (n,) uint8, 0 to classes - 1."""
+    """images: (n, h, h) or (n, h, h, 3) uint8.
+
+    labels: (n,), 0 to classes - 1, of an unsigned type; or (n, classes) zeros and ones, where an image can have
+    several labels at once, or none.
+    """
 
     images: NDArray[np.uint8]
-    labels: NDArray[np.uint8]
+    labels: NDArray[np.unsignedinteger[Any]]
 
 
 class ImageSet(WholeBatches):
     """Some images of a source. They stay uint8 and become inputs when a batch is asked for.
 
     levels: float32, (256,) or (256, 3): the input that stands for each level, in each channel.
-    An item is an input (1 or 3, h, h) float32 and a label, int64.
+    An item is an input (1 or 3, h, h) float32 and a label, int64, or labels (classes,), int64.
     """
 
     def __init__(self, source: LabelledImages, indices: Indices, levels: NDArray[np.float32]) -> None:
@@ -45,7 +49,7 @@ class ImageSet(WholeBatches):
         return x[0], y[0]
 
     def batch(self, indices: NDArray[np.int64]) -> list[Tensor]:
-        """Inputs (b, 1 or 3, h, h) and labels (b,)."""
+        """Inputs (b, 1 or 3, h, h) and labels (b,) or (b, classes)."""
         at = self._indices[indices]
         labels = torch.from_numpy(self._source.labels[at].astype(np.int64))
         pixels = self._source.images[at]
@@ -64,10 +68,12 @@ class ImageSet(WholeBatches):
 
 
 class ImageTask:
-    """A `Task` on uint8 images: optional subset, partition, validation split, one ShallowCNN.
+    """A `Task` on uint8 images: optional subset, partition, validation split, a model by name.
 
     Options: `train_limit` (a stratified subset of the training images is used), `partition`
-    (`PartitionSettings`); `division` says who has which images. `validation`: the data set's own validation
+    (`PartitionSettings`), `model` (one of `sim.models.MODELS`) and the model's own; `division` says who has which
+    images. Where images can have several labels, partitions and subsets that go by label go by the first one an
+    image has, with a class more for those that have none. `validation`: the data set's own validation
     images, if it has some; else they are cut from the clients' images. Inputs are (n, 1 or 3, h, h) float32, each
     channel normalised with its mean and standard deviation over the training images in use. `mean` and `std` are
     in levels 0 to 255: numbers for grey images, shape (3,) for coloured ones. `levels`: the inputs that stand for
@@ -76,8 +82,12 @@ class ImageTask:
     Raises TaskError, also for a partition that cannot be made.
     """
 
+    default_model: ClassVar[str] = "cnn"
+    own_options: ClassVar[tuple[str, ...]] = ()
+    """Of `task.options`, beside those of the model."""
+
     evaluation_batch = 1000
-    """Examples evaluated at once. Float sums depend on it in their last digits."""
+    """Examples evaluated at once, of larger images than 28x28 fewer. Float sums depend on it in their last digits."""
 
     def __init__(
         self,
@@ -90,8 +100,16 @@ class ImageTask:
         self.seed = context.seed
         self.classes = classes
         self._test, self._own_validation = test, validation
+        size, channels = train.images.shape[1], 1 if train.images.ndim == 3 else 3
+        self.evaluation_batch = min(self.evaluation_batch, max(1, 1000 * 28**2 // size**2))
+        self.chosen = choose(
+            context.options, self.default_model, Images(channels, size), classes, self.own_options
+        )
         self.division = divide(
-            train.labels, context, own_validation=validation is not None, test_labels=test.labels
+            _first_label(train.labels),
+            context,
+            own_validation=validation is not None,
+            test_labels=_first_label(test.labels),
         )
         self._train = _take(train, self.division.used)
         if single := self.division.single():
@@ -105,8 +123,7 @@ class ImageTask:
         self.levels: NDArray[np.float32] = ((grid - self.mean) / self.std).astype(np.float32)
 
     def model(self) -> nn.Module:
-        channels = 1 if self._train.images.ndim == 3 else 3
-        return ShallowCNN(channels, self._train.images.shape[1], self.classes)
+        return self.chosen()
 
     def client_data(self, client: int) -> ImageSet:
         """The training part of one client. Raises TaskError for an index out of range."""
@@ -123,25 +140,33 @@ class ImageTask:
         return ImageSet(self._test, np.arange(len(self._test.labels)), self.levels)
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
-        """Mean cross-entropy; batch: inputs (b, 1 or 3, h, h) and labels (b,)."""
+        """Mean cross-entropy; batch: inputs (b, 1 or 3, h, h) and labels (b,).
+
+        With labels (b, classes) each is a yes or no of its own: mean binary cross-entropy over images and labels.
+        """
         x, y = batch
-        return functional.cross_entropy(model(x), y)
+        return _loss(model(x), y, "mean")
 
     def metrics(self, model: nn.Module, data: Dataset[Any]) -> Mapping[str, float]:
-        """Accuracy (0 to 1) and mean cross-entropy over `data`, in evaluation mode; modes are put back."""
-        correct, loss, count = 0, 0.0, 0
+        """Accuracy (0 to 1) and mean loss over `data`, in evaluation mode; modes are put back.
+
+        Accuracy is the share of right labels. Where an image can have several, each counts, a probability above 0.5
+        being a yes: the mean over labels of the accuracy of each, as MedMNIST's evaluator has it.
+        """
+        labels, correct, loss = 0, 0, 0.0
         for logits, y in self._logits(model, data):
-            correct += int((logits.argmax(1) == y).sum())
-            loss += float(functional.cross_entropy(logits, y, reduction="sum"))
-            count += len(y)
-        return {"accuracy": correct / count, "loss": loss / count}
+            correct += int(_right(logits, y).sum())
+            loss += float(_loss(logits, y, "sum"))
+            labels += y.numel()
+        return {"accuracy": correct / labels, "loss": loss / labels}
 
     def outcomes(self, model: nn.Module, data: Dataset[Any]) -> Outcomes:
-        """The same example by example."""
+        """The same image by image; of several labels the share that is right, and their mean loss."""
         correct, loss = [], []
         for logits, y in self._logits(model, data):
-            correct.append(logits.argmax(1) == y)
-            loss.append(functional.cross_entropy(logits, y, reduction="none"))
+            right, losses = _right(logits, y), _loss(logits, y, "none")
+            correct.append(right if y.ndim == 1 else right.float().mean(1))
+            loss.append(losses if y.ndim == 1 else losses.mean(1))
         return Outcomes(torch.cat(correct).cpu().numpy(), torch.cat(loss).cpu().numpy())
 
     def test_positions(self, client: int) -> Indices:
@@ -165,6 +190,25 @@ class ImageTask:
         finally:
             for module, training in modes.items():
                 module.training = training
+
+
+def _right(logits: Tensor, y: Tensor) -> Tensor:
+    """Whether each label is right; bool, in the shape of the labels."""
+    return (logits.argmax(1) if y.ndim == 1 else logits > 0) == y
+
+
+def _loss(logits: Tensor, y: Tensor, reduction: str) -> Tensor:
+    if y.ndim == 1:
+        return functional.cross_entropy(logits, y, reduction=reduction)
+    return functional.binary_cross_entropy_with_logits(logits, y.to(logits.dtype), reduction=reduction)
+
+
+def _first_label(labels: NDArray[np.unsignedinteger[Any]]) -> NDArray[np.integer[Any]]:
+    """(n,): labels as they are, or of zeros and ones (n, l) the first one, l where there is none."""
+    if labels.ndim == 1:
+        return labels
+    first: NDArray[np.int64] = np.where(labels.any(axis=1), labels.argmax(axis=1), labels.shape[1])
+    return first
 
 
 def _take(train: LabelledImages, used: Indices) -> LabelledImages:
