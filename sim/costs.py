@@ -32,7 +32,8 @@ class Flops:
 
     Counted are matrix products and convolutions, forward and backward, of one batch by torch's counter, times the
     examples really used: `training`, the gate's proxy gradients, and those that refresh signatures. Everything
-    element-wise is left out: activations, normalisation, the optimiser, Top-K, coding.
+    element-wise is left out: activations, normalisation, the optimiser, Top-K, coding; so are kernels that torch does
+    not open to its counter (LSTM on a CPU).
     """
 
     training: int

@@ -20,7 +20,7 @@ from fedreuse.sim.config import RunConfig
 from fedreuse.sim.costs import count_flops, peak_memory
 from fedreuse.sim.engine import Engine
 from fedreuse.sim.evaluate import TaskEvaluator
-from fedreuse.sim.folder import FINAL, SUMMARY
+from fedreuse.sim.folder import FINAL, SUMMARY, TEST_RESULT
 from fedreuse.sim.links import DirectLink, WireLink
 from fedreuse.sim.pool import InlinePool, Pool, ProcessPool
 from fedreuse.sim.run import make_task, open_federation
@@ -67,14 +67,15 @@ def finish(
     folder: Path, config: RunConfig, federation: Federation, evaluator: TaskEvaluator | None
 ) -> dict[str, Any]:
     """After the last round: the final model, the one look at the test set, the summary."""
-    if (folder / SUMMARY).exists():  # nothing is looked at or measured again
+    tested = (folder / TEST_RESULT).exists() or evaluator is None
+    if tested and (folder / SUMMARY).exists():  # nothing is looked at or measured again
         return dict(json.loads((folder / SUMMARY).read_text(encoding="utf-8")))
     federation.flush()
     stamp = "archival, " if config.evaluation.archival else ""
     note = f"{stamp}after {federation.next_round} rounds"
     save_model(folder / FINAL, federation.schema, federation.arrays(), note=note)
-    tested = test_once(folder, config, federation, evaluator)
-    summary = summarise(folder, config, tested, _costs(folder, config, federation, evaluator))
+    examined = test_once(folder, config, federation, evaluator)
+    summary = summarise(folder, config, examined, _costs(folder, config, federation, evaluator))
     write_summary(folder, summary)
     return summary
 

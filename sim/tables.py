@@ -80,8 +80,9 @@ def _title(run: Run, page: Page) -> str:
     rounds = f"{run.rounds} rounds" if run.finished else f"round {run.rounds} of {config.rounds} (unfinished)"
     if run.finished and run.rounds < config.rounds:
         rounds += f" of {config.rounds} (stopped early)"
+    stamp = "archival, " if config.evaluation.archival else ""
     return (
-        f"{run.name}: {config.method} on {config.task.name}, seed {config.seed}, {clients.per_round} of "
+        f"{run.name}: {stamp}{config.method} on {config.task.name}, seed {config.seed}, {clients.per_round} of "
         f"{clients.total} clients a round, {rounds}, dense model {page.size(run.dense_bytes)}"
     )
 

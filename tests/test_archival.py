@@ -9,6 +9,7 @@ from test_compare import rendered
 
 from fedreuse.sim.compare import compare, to_json
 from fedreuse.sim.config import load_config
+from fedreuse.sim.report.page import render
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +50,16 @@ def test_comparisons_begin_with_a_warning(folder: Path) -> None:
     sentence = "run: archival, its test set was looked at after every evaluation: no evidence for anything"
     assert compare([folder]).warnings == (sentence,)
     assert to_json(compare([folder]))["warnings"] == [sentence]
-    assert "Warning: run: archival" in rendered(folder)
+    text = " ".join(rendered(folder).split())
+    assert "Warning: run: archival" in text
+    assert "run: archival, dg-fedreuse on support:Line" in text
+
+
+def test_reports_say_it_in_their_title_and_beside_the_figure(folder: Path) -> None:
+    text = render([folder])
+    assert "<title>fedreuse: run (archival)</title>" in text
+    assert "archival: looked at often" in text
+    assert "opened once" not in text
 
 
 def test_the_folder_without_a_name_of_its_own_says_it() -> None:

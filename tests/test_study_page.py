@@ -44,7 +44,7 @@ def test_the_page_holds_every_plot_and_every_table(folder: Path) -> None:
     plots = data(text)["plots"]
     assert set(plots) == {"pareto-0", "pareto-1", "curves-0", "curves-1", "forest", "fairness"}
     assert "Two methods &lt;b&gt;by hand" in text
-    assert "b-age-only-s4: not begun" in text
+    assert "<strong>b, age-only:</strong> seed 4 not begun" in text
     assert "equivalent" in text
     assert not re.search(r'(src|href)="(?!data:)', text.split("<script>")[0])
 

@@ -102,7 +102,8 @@ def render(folders: Sequence[Path]) -> str:
 
 def _title(comparison: Comparison) -> str:
     names = [run.name for run in comparison.runs]
-    return f"fedreuse: {', '.join(names[:3])}{' …' if len(names) > 3 else ''}"
+    stamp = " (archival)" if any(run.config.evaluation.archival for run in comparison.runs) else ""
+    return f"fedreuse: {', '.join(names[:3])}{' …' if len(names) > 3 else ''}{stamp}"
 
 
 def _deepest(stories: Sequence[Chronicle], stages: Sequence[Stage]) -> Stage | None:
@@ -172,6 +173,8 @@ def _facts(run: Run) -> Iterator[tuple[str, str]]:
     yield "method", config.method
     yield "task", config.task.name
     yield "seed", str(config.seed)
+    if config.evaluation.archival:
+        yield "evaluation", "archival, no evidence"
     if run.finished and run.rounds == config.rounds:
         yield "rounds", str(run.rounds)
     else:
@@ -193,7 +196,9 @@ def _figures(story: Chronicle) -> Iterator[tuple[str, str, str]]:
     """Headline figures: value, what it is, and its layer."""
     run = story.run
     if run.test is not None:
-        yield _percent(run.test), "test accuracy", "opened once, last round's model"
+        archival = run.config.evaluation.archival
+        how = "archival: looked at often" if archival else "opened once, last round's model"
+        yield _percent(run.test), "test accuracy", how
     else:
         yield _percent(run.validation), "validation accuracy", "as last measured"
     yield _percent(run.uplink_saving()["modelled"]), "uplink saved", "modelled fields, of dense"

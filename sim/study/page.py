@@ -16,7 +16,7 @@ from fedreuse.sim.report import shell
 from fedreuse.sim.report.plot import COLOURS, LAYER_NAMES, WAY_NAMES, Plot
 from fedreuse.sim.study import figures
 from fedreuse.sim.study.show import Block, Showing
-from fedreuse.sim.study.tables import everything, heads, legend, overview
+from fedreuse.sim.study.tables import everything, heads, lacking, legend, overview
 
 MOST_METHODS = len(COLOURS)
 
@@ -71,6 +71,7 @@ def render(showing: Showing) -> str:
         sections=sections,
         forest=forest,
         fairness=fairness,
+        lacking=list(lacking(showing)),
         legend=list(legend(showing)),
         stages=[(stage, LAYER_NAMES[stage]) for stage in stages],
         definition=yaml.safe_dump(

@@ -260,7 +260,7 @@ def _notes(
     for addition in study.additions:
         yield f"added on {addition.at}, after the study was frozen: {', '.join(addition.cells)}"
     waiting = {one.block for one in incomplete if plan.compare and one.method == plan.compare.control}
-    for name in sorted(waiting):
+    for name in sorted(waiting & {block.name for block in blocks}):
         yield f"{name}: no comparison yet, the control is not complete"
     if measured is None and blocks:
         yield "no measured layer is common to all cells, so only modelled bytes are shown"

@@ -31,10 +31,9 @@ def render(showing: Showing, console: Console = out, *, brief: bool = False) -> 
         page.note("No row is complete yet.")
     if showing.incomplete:
         page.heading("In no table, since not all seeds are complete")
-        for one in showing.incomplete:
-            page.list([(f"{one.block}, {one.method}", "")])
-            page.list([(f"  {cell}", reason) for cell, reason in one.reasons.items()])
-    page.list(list(legend(showing)))
+        page.list(list(lacking(showing)))
+    if showing.blocks:
+        page.list(list(legend(showing)))
 
 
 def everything(showing: Showing, block: Block, page: Page) -> Lines:
@@ -44,6 +43,19 @@ def everything(showing: Showing, block: Block, page: Page) -> Lines:
         (row[0][0], [] if row[0][1] is None else [cell or "" for _, cell in row])
         for row in zip(*columns, strict=True)
     ]
+
+
+def lacking(showing: Showing) -> Iterator[tuple[str, str]]:
+    """Rows that are in no table, each with what its unfinished seeds lack."""
+    cells = showing.study.cells
+    for one in showing.incomplete:
+        seeds: dict[str, list[str]] = {}
+        for cell, reason in one.reasons.items():
+            seeds.setdefault(reason, []).append(str(cells[cell].seed))
+        said = (
+            f"seed{'s' if len(mine) > 1 else ''} {', '.join(mine)} {reason}" for reason, mine in seeds.items()
+        )
+        yield f"{one.block}, {one.method}:", "; ".join(said)
 
 
 def legend(showing: Showing) -> Iterator[tuple[str, str]]:
