@@ -72,15 +72,15 @@ def test_a_run_says_what_it_cost(tmp_path: Path) -> None:
     assert summary["reuse"]["active"] == 1.0
     assert 0 < summary["machine"]["seconds"] < 100
     assert summary["machine"]["memory"]["process"] > 50e6
-    assert summary["machine"]["memory"]["workers"] is None
 
 
 def test_memory_of_processes_that_were_started_is_apart() -> None:
     code = "import sys; b = bytearray(200_000_000); print(); sys.stdin.read()"
     child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    before = peak_memory().workers or 0  # other tests may have left a server of worker processes
     with child:
         assert child.stdout is not None
         child.stdout.readline()
         found = peak_memory()
     assert found.workers is not None
-    assert 200e6 < found.workers < 260e6
+    assert 200e6 < found.workers - before < 260e6

@@ -319,6 +319,14 @@ def test_tables_fit_and_have_everything(showing: Showing, width: int) -> None:
         assert part in words, part
 
 
+def test_a_terminal_that_knows_ascii_only_gets_nothing_else(showing: Showing) -> None:
+    raw = io.BytesIO()
+    with io.TextIOWrapper(raw, encoding="ascii") as out:
+        render(showing, Console(file=out, width=100))
+        out.flush()
+        assert b"79.90 +- 1.76" in raw.getvalue()
+
+
 def test_csv_is_tidy(showing: Showing, tmp_path: Path) -> None:
     for path in write_csv(showing, tmp_path):
         assert path.exists()

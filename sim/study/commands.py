@@ -38,7 +38,7 @@ app = typer.Typer(
     "its path.",
 )
 
-app.command()(looking.show)
+app.command(help=looking.HELP)(looking.show)
 
 PlanFile = Annotated[str, typer.Argument(metavar="FILE", help="Study file, or the name of a built-in study.")]
 Folder = Annotated[

@@ -15,6 +15,15 @@ from fedreuse.sim.console import Json, err, errors, out
 if TYPE_CHECKING:
     from fedreuse.sim.study.plan import Cell
 
+HELP = "\n\n".join(
+    (
+        "Show what a study came to: every seed, differences to the control, equivalence, bytes, fairness.",
+        "A row enters a table only when all its seeds are complete; the others are listed with what is the matter. "
+        "Each method is compared with the control seed by seed, against the margin that was fixed before the first run. A "
+        "target that a run did not reach is censored, never guessed.",
+    )
+)
+
 
 def show(
     folder: Annotated[
@@ -31,12 +40,7 @@ def show(
     brief: Annotated[bool, typer.Option("--brief", help="The overview only.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Show what a study came to: every seed, differences to the control, equivalence, bytes, fairness.
-
-    A row enters a table only when all its seeds are complete; the others are listed with what is the matter. Each
-    method is compared with the control seed by seed, against the margin that was fixed before the first run. A target
-    that a run did not reach is censored, never guessed.
-    """
+    """Read a study folder, write what was asked for, and print."""
     with errors():
         from fedreuse.sim.study.show import show as read
 

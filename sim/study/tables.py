@@ -115,7 +115,7 @@ def legend(showing: Showing) -> Iterator[tuple[str, str]]:
 def heads(showing: Showing) -> Iterator[str]:
     """Of the overview's columns."""
     plan = showing.study.plan
-    yield "test accuracy\n%"
+    yield f"{_metric(showing).replace('_', ' ')}\n%"
     if plan.compare:
         yield f"difference, points\nand {100 * plan.compare.confidence:g} % interval"
         yield f"within\n±{plan.compare.margin:g}"
@@ -131,7 +131,7 @@ def overview(showing: Showing, block: Block, page: Page) -> Iterator[tuple[str, 
     plan = showing.study.plan
     yield block.name, []
     for row in block.rows:
-        cells = [_percent(row, "test_accuracy", page)]
+        cells = [_percent(row, _metric(showing), page)]
         if plan.compare:
             found = next((one for one in block.comparisons if one.method == row.method), None)
             control = row.method == plan.compare.control
@@ -147,6 +147,11 @@ def overview(showing: Showing, block: Block, page: Page) -> Iterator[tuple[str, 
             missing = f"not: {missed} of {len(row.outcomes)}" if known else page.absent
             cells.append(missing if values is None else f"{spread(values).mean:.1f}")
         yield f"  {row.method}", cells
+
+
+def _metric(showing: Showing) -> str:
+    plan = showing.study.plan.compare
+    return plan.metric if plan else "test_accuracy"
 
 
 def _difference(found: Compared) -> str:
