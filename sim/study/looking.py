@@ -19,8 +19,8 @@ HELP = "\n\n".join(
     (
         "Show what a study came to: every seed, differences to the control, equivalence, bytes, fairness.",
         "A row enters a table only when all its seeds are complete; the others are listed with what is the matter. "
-        "Each method is compared with the control seed by seed, against the margin that was fixed before the first run. A "
-        "target that a run did not reach is censored, never guessed.",
+        "Each method is compared with the control seed by seed, against the margin fixed before the first run. "
+        "A target that a run did not reach is censored, never guessed.",
     )
 )
 
