@@ -304,7 +304,14 @@ def init_model(
 
 # ---------------------------------------------------------------- looking
 
-for command in (looking.status, looking.compare, looking.report, looking.inspect, looking.methods):
+for command in (
+    looking.status,
+    looking.compare,
+    looking.report,
+    looking.partition,
+    looking.inspect,
+    looking.methods,
+):
     app.command()(command)
 
 

@@ -9,7 +9,19 @@ from typing import Annotated
 
 import typer
 
-from fedreuse.sim.console import Json, TlsCa, TlsCertificate, TlsKey, client_tls, complain, errors, out
+from fedreuse.sim.console import (
+    ConfigFile,
+    Data,
+    Json,
+    Overrides,
+    TlsCa,
+    TlsCertificate,
+    TlsKey,
+    client_tls,
+    complain,
+    errors,
+    out,
+)
 
 
 def status(
@@ -81,6 +93,54 @@ def report(
         path = output or runs[0] / "report.html"
         write_report(runs, path)
         out.print(f"wrote {path} ({path.stat().st_size / 1e6:.1f} MB); open it in a browser", soft_wrap=True)
+
+
+def partition(
+    overrides: Overrides = None,
+    config: ConfigFile = None,
+    run: Annotated[
+        Path | None, typer.Option("--run", help="Show what this run saved instead of dividing anew.")
+    ] = None,
+    data: Data = None,
+    plot: Annotated[
+        Path | None, typer.Option("--plot", help="Write a page with plots to this file, FILE.html.")
+    ] = None,
+    everybody: Annotated[bool, typer.Option("--all", help="A line for every client, however many.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Divide a task's training examples over clients and show who holds what.
+
+    Try [bold]fedreuse partition partition=dirichlet-0.1 clients.total=20[/bold]. Kinds: iid, iid-balanced, half-iid-0.5
+    (the IID share), dirichlet-0.5 (alpha), lq-2 (labels a client), shards-2 (shards a client), quantity-1 (beta),
+    natural (writers, speakers, users), resample-20 (for benchmarks: examples a client).
+
+    Examples include those held out for validation. The SHA-256 is of all clients' examples: runs that are compared
+    must have the same; it stands in environment.json of every run.
+    """
+    with errors():
+        from fedreuse.sim.config import load_config
+        from fedreuse.sim.folder import read_config
+        from fedreuse.sim.holdings import look
+        from fedreuse.sim.holdings_view import show
+        from fedreuse.sim.run import make_task
+
+        if run is not None and (overrides or config):
+            complain(ValueError("--run shows what a run saved; overrides and --config would not apply"))
+        if plot is not None and plot.suffix not in (".html", ".htm"):
+            complain(ValueError(f"--plot {plot}: the plot is a page to open in a browser; name it FILE.html"))
+        extra = [f"data={data}"] if data is not None else []
+        resolved = load_config(config, [*(overrides or []), *extra]) if run is None else read_config(run)
+        holdings = look(resolved, make_task(resolved, run))
+        if as_json:
+            sys.stdout.write(json.dumps(holdings.to_json()) + "\n")
+        else:
+            show(holdings, out, everybody=everybody)
+        if plot is not None:
+            from fedreuse.sim.report.holdings import write_page
+
+            write_page(holdings, plot)
+            if not as_json:
+                out.print(f"\nwrote {plot}; open it in a browser", soft_wrap=True)
 
 
 def inspect(

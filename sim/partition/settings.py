@@ -87,6 +87,10 @@ class PartitionSettings(BaseModel):
     def _from_short_form(cls, value: Any) -> Any:
         return short_form(value) if isinstance(value, str) else value
 
+    def title(self) -> str:
+        """The kind and its options in words: `dirichlet, alpha 0.5`."""
+        return ", ".join([self.kind, *(f"{name} {value:g}" for name, value in self.options().items())])
+
     def options(self) -> dict[str, Any]:
         """The options that this kind asks for."""
         return {name: getattr(self, name) for name in OPTIONS[self.kind]}

@@ -18,8 +18,13 @@ from fedreuse.sim.report.plot import Plot
 HERE = "fedreuse.sim.report"
 
 
-def fill(package: str, *, data: Any, **values: Any) -> str:
-    """The package's page.html, filled; it may import from this package's parts.html. `data` is for page.js."""
+def fill(
+    package: str, *, data: Any, template: str = "page.html", script: str = "page.js", **values: Any
+) -> str:
+    """A template of a package, filled; it may import from this package's parts.html.
+
+    `data` is for the script, which lies in this package.
+    """
     environment = Environment(
         loader=ChoiceLoader([PackageLoader(package, "."), PackageLoader(HERE, ".")]),
         autoescape=True,
@@ -27,11 +32,11 @@ def fill(package: str, *, data: Any, **values: Any) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    return environment.get_template("page.html").render(
+    return environment.get_template(template).render(
         made=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         version=metadata.version("fedreuse"),
         style=_resource("page.css"),
-        script=_resource("page.js"),
+        script=_resource(script),
         plotly=get_plotlyjs(),
         data=_embedded(data),
         **values,

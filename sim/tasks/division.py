@@ -163,8 +163,8 @@ class Division(ABC):
     def save(self, path: Path) -> None:
         """Write it to a file that `TaskContext.partition` may name."""
 
-    def _rule(self) -> dict[str, Any]:
-        """What is saved beside index lists."""
+    def rule(self) -> dict[str, Any]:
+        """How the examples were divided, with hashes of the result and of the labels; saved beside index lists."""
         return {**self._there.rule, "sha256": self.hash(), "redraws": self.redraws, "remarks": self.remarks}
 
     def _check(self, client: int) -> None:
@@ -222,7 +222,7 @@ class Lists(Division):
         return partition_hash(self._whole())
 
     def save(self, path: Path) -> None:
-        write_partition(path, self._rule(), self._whole())
+        write_partition(path, self.rule(), self._whole())
 
     def _whole(self) -> list[Indices]:
         """Positions in the whole training data."""
@@ -294,7 +294,7 @@ class Resampled(Division):
         return hashlib.sha256(rule.encode() + self.used[self._pool].astype("<i8").tobytes()).hexdigest()
 
     def save(self, path: Path) -> None:
-        write_partition(path, self._rule())
+        write_partition(path, self.rule())
 
     def _draw(self, client: int, purpose: Purpose, count: int) -> Indices:
         self._check(client)
