@@ -127,6 +127,28 @@ def test_fairness_and_costs_come_from_the_summary(showing: Showing) -> None:
     assert found["seconds"] == (12.0,) * 5
 
 
+def test_data_sets_are_named_by_what_there_is_a_choice_of(tmp_path: Path) -> None:
+    """Two partitions and one override: the latter goes without saying. Methods are paired within a data set."""
+    plan = by_hand(
+        seeds=[1],
+        tasks=["support:Line"],
+        partitions=[{"label": "even", "partition.alpha": 9.0}, {"label": "skewed", "partition.alpha": 0.1}],
+        overrides=[{"label": "once", "train.local_epochs": 1}],
+    )
+
+    def by_partition(cell: Cell) -> list[float]:
+        low = {"even": 0.8, "skewed": 0.6}[cell.factors["partition"]]
+        return [*RISE, low - (0.01 if cell.factors["method"] == "age-only" else 0)]
+
+    write_study(tmp_path / "s", plan, by_partition)
+    shown = show(tmp_path / "s")
+    assert [block.name for block in shown.blocks] == ["support-Line, even", "support-Line, skewed"]
+    for block in shown.blocks:
+        (found,) = block.comparisons
+        assert found.paired.differences == pytest.approx((-1.0,))
+    assert shown.blocks[1].rows[0].figures["test_accuracy"] == (0.6,)
+
+
 # ---------------------------------------------------------------- the target
 
 

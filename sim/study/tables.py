@@ -106,7 +106,11 @@ def legend(showing: Showing) -> Iterator[tuple[str, str]]:
         "Saved:",
         "of dense modelled bytes; ceiling: always reuse what may be reused, on the same schedules",
     )
-    yield "Cost:", "operations count matrix products and convolutions; memory is the process's peak"
+    yield (
+        "Cost:",
+        "operations are those of matrix products and convolutions; seconds and peak memory those of the machine that "
+        "each cell ran on",
+    )
 
 
 # ---------------------------------------------------------------- the overview
@@ -204,6 +208,7 @@ def _column(showing: Showing, block: Block, row: Row, page: Page) -> Iterator[tu
     yield "  clients counted", _plain(row, "fairness_clients", page, "g")
     yield "Reuse", None
     yield "  of selected (%)", _percent(row, "reuse_fraction", page)
+    yield "  trained afresh (%)", _percent(row, "active_fraction", page)
     yield "  staleness, mean", _plain(row, "staleness_mean_rounds", page, ".3f")
     yield "  staleness, most", _most(row, "staleness_max_rounds", page)
     yield "Cost", None
