@@ -107,6 +107,10 @@ def legend(showing: Showing) -> Iterator[tuple[str, str]]:
         "of dense modelled bytes; ceiling: always reuse what may be reused, on the same schedules",
     )
     yield (
+        "Point gained:",
+        "bytes after the first evaluation for each percentage point of validation accuracy gained since",
+    )
+    yield (
         "Cost:",
         "operations are those of matrix products and convolutions; seconds and peak memory those of the machine that "
         "each cell ran on",
@@ -198,7 +202,7 @@ def _column(showing: Showing, block: Block, row: Row, page: Page) -> Iterator[tu
         yield f"  {LAYER_NAMES[measured]}", _percent(row, f"both_{measured}_saving", page)
     if showing.study.plan.target:
         yield from _target(row, page, measured)
-    yield "For each point of validation accuracy gained", None
+    yield "For each point gained", None
     for stage in ("modelled", *([measured] if measured else [])):
         yield f"  both, {LAYER_NAMES[stage]}", _size(row, f"both_{stage}_bytes_per_point", page)
     yield "Fairness over clients (%)", None
@@ -232,7 +236,7 @@ def _comparison(
     def cell(text: str | None) -> str:
         return "" if control else page.absent if text is None else text
 
-    yield f"Difference to {plan.control} (points)", None
+    yield "Difference (points)", None
     yield "  mean", "control" if control else cell(None if result is None else f"{result.mean:+.2f}")
     for n, outcome in enumerate(row.outcomes):
         yield f"    seed {outcome.cell.seed}", "" if result is None else f"{result.differences[n]:+.2f}"
