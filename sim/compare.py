@@ -59,6 +59,7 @@ class Run:
     layers that were observed for some messages only, `partial_connections` for some rows of connections only,
     and which therefore count as absent. `body` is the command that ran it, if the folder says so; `bodies` is
     None in folders without tensors.csv. `behind` has the models sent by how far their clients were behind.
+    `macro` is the mean over clients of their test accuracies, `fairness` how even these are; None where absent.
     """
 
     name: str
@@ -71,6 +72,8 @@ class Run:
     dense_bytes: int
     validation: float | None
     test: float | None
+    macro: float | None
+    fairness: Mapping[str, float] | None
     clients: Mapping[str, int]
     entries: tuple[Entry, ...]
     connections: Mapping[Direction, Connections]
@@ -203,6 +206,8 @@ def _read_run(folder: Path, name: str) -> Run:
         dense_bytes=summary["dense_bytes"],
         validation=summary["accuracy"]["validation"],
         test=summary["accuracy"]["test"],
+        macro=summary.get("test", {}).get("macro_accuracy"),  # older summaries have neither
+        fairness=None if "mean" not in (even := summary.get("fairness", {})) else even,
         clients=clients,
         entries=sums.entries,
         connections=sums.connections,

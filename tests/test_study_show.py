@@ -294,6 +294,24 @@ def test_a_large_spread_does_not_show_equivalence(tmp_path: Path) -> None:
     assert found.needed == 7
 
 
+def test_the_metric_is_the_plans(tmp_path: Path) -> None:
+    """Validation at the end falls behind by a point, the test figure by two."""
+
+    def both(cell: Cell) -> list[float]:
+        return [*RISE, 0.8 - (0.01 if cell.factors["method"] == "age-only" else 0)]
+
+    plan = by_hand(seeds=[1], compare={"control": "topk-fedavg", "metric": "validation_accuracy"})
+    study = write_study(tmp_path / "s", plan, both)
+    path = study.path(study.cells["a-age-only-s1"]) / "summary.json"
+    summary = json.loads(path.read_text())
+    summary["accuracy"]["test"] = 0.78
+    path.write_text(json.dumps(summary))
+    shown = show(tmp_path / "s")
+    assert compared(shown, "a").paired.differences == pytest.approx((-1.0,))
+    assert row(shown, "a", "age-only").figures["test_accuracy"] == (0.78,)
+    assert "validation accuracy" in printed(shown, brief=True)
+
+
 def test_without_holm_p_values_stay(tmp_path: Path) -> None:
     write_study(tmp_path / "s", by_hand(compare={"control": "topk-fedavg", "holm": False}), curve)
     found = compared(show(tmp_path / "s"), "a")
