@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -88,20 +89,25 @@ def _test(test: Examined | None) -> dict[str, Any]:
     if test is None:
         absent = {"absent": "the test set has not been opened"}
         return {"test": absent, "fairness": absent}
-    micro = {name: test.metrics.get(name) for name in ("accuracy", "loss")}
-    found = {"openings": test.openings, **micro}
+    found = {"openings": test.openings, "accuracy": test.metrics.get("accuracy")}
+    found["loss"] = _finite(test.metrics.get("loss"))
     if not test.clients:
         reason = test.absent or "no test example stands for any client"
         return {"test": found | {"absent": reason}, "fairness": {"absent": reason}}
     count = len(test.clients)
     found |= {
         "macro_accuracy": sum(client.accuracy for client in test.clients) / count,
-        "macro_loss": sum(client.loss for client in test.clients) / count,
+        "macro_loss": _finite(sum(client.loss for client in test.clients) / count),
         "clients": count,
     }
     even = fairness(test.clients)
     few = {"absent": f"no client has {FEWEST_EXAMPLES} test examples"}
     return {"test": found, "fairness": asdict(even) if even else few}
+
+
+def _finite(value: float | None) -> float | None:
+    """A diverged model's loss may be beyond all numbers, which JSON has no word for."""
+    return value if value is not None and isfinite(value) else None
 
 
 def _body(folder: Path) -> str | None:

@@ -18,6 +18,7 @@ from fedreuse.sim.evaluate import TaskEvaluator
 from fedreuse.sim.folder import read_config
 from fedreuse.sim.run import create_run, make_task
 from fedreuse.sim.simulate import simulate
+from fedreuse.sim.summary import summarise
 from fedreuse.sim.tasks.digits import Digits
 from fedreuse.sim.tasks.images import ImageSet
 from fedreuse.sim.testset import ClientTest, Examined, open_once, read_examined
@@ -169,6 +170,13 @@ def test_micro_and_macro_come_from_one_model(tmp_path: Path) -> None:
         "clients": 3,
     }
     assert found["fairness"] == {"absent": "no client has 10 test examples"}
+
+
+def test_a_loss_beyond_all_numbers_is_absent(tmp_path: Path) -> None:
+    folder = completed(small_config(tmp_path / "run", "rounds=1"))
+    wild = Examined({"accuracy": 0.5, "loss": float("nan")}, (ClientTest(0, 3, 0.5, float("inf")),), None)
+    found = summarise(folder, read_config(folder), wild)["test"]
+    assert (found["loss"], found["macro_loss"], found["macro_accuracy"]) == (None, None, 0.5)
 
 
 @pytest.mark.parametrize(("lacking", "due"), [("outcomes", "outcomes"), ("test_positions", "test_positions")])
