@@ -13,9 +13,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
@@ -46,7 +47,8 @@ class Task(Protocol):
     """The user's side of federated learning.
 
     A task may also offer `augment(batch, generator)`: random changes to batches of training and of the proxy,
-    see `Augment`. Evaluation never sees them.
+    see `Augment`. Evaluation never sees them. With `outcomes(model, data)` and `test_positions(client)`, see
+    `Outcomes`, the test is also reported client by client.
     """
 
     def model(self) -> nn.Module:
@@ -66,6 +68,19 @@ class Task(Protocol):
 
     def test(self) -> Dataset[Any] | None:
         """The test set; opened once, after the last round."""
+
+
+class Outcomes(NamedTuple):
+    """What an evaluated model made of each of the n examples of a data set; a task's `outcomes(model, data)`.
+
+    correct: (n,) bool, or what share of it is right where an example has several answers; loss: (n,), each
+    example's own. The means of both are the accuracy and the loss of `Task.metrics`. A task that has them also has
+    `test_positions(client)`: the indices of the test examples that stand for a client's own data, none for a client
+    without any.
+    """
+
+    correct: NDArray[Any]
+    loss: NDArray[Any]
 
 
 Augment = Callable[[Any, np.random.Generator], Any]

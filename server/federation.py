@@ -57,6 +57,10 @@ ROUND_COLUMNS = (
 )
 
 
+ARCHIVAL_COLUMNS = ("test_accuracy", "evaluation")
+"""Only in runs that look at the test set again and again."""
+
+
 class FederationSettings(BaseModel):
     """What the server side of a run needs to know. Rounds are counted, clients are indices below `total`."""
 
@@ -75,6 +79,9 @@ class FederationSettings(BaseModel):
     step: StepSettings = StepSettings()
     evaluate_every: int = Field(5, ge=1)
     patience: int | None = Field(None, ge=1, description="evaluations without a better validation accuracy")
+    archival: bool = Field(
+        False, description="rounds.csv has test accuracies, and each row says that it is so"
+    )
 
     @model_validator(mode="after")
     def _consistent(self) -> FederationSettings:
@@ -86,13 +93,16 @@ class FederationSettings(BaseModel):
             raise ValueError(f"gate {self.gate.kind!r} decides on reuse, so memory.kind must not be 'none'")
         return self
 
+    @property
+    def round_columns(self) -> tuple[str, ...]:
+        """Of rounds.csv."""
+        return ROUND_COLUMNS + ARCHIVAL_COLUMNS if self.archival else ROUND_COLUMNS
+
 
 class Evaluator(Protocol):
     """Optional plug-in beside the server. Arrays are the full state by tensor name."""
 
     def validate(self, arrays: Mapping[str, NDArray[np.generic]]) -> Mapping[str, float]: ...
-
-    def test(self, arrays: Mapping[str, NDArray[np.generic]]) -> Mapping[str, float]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -436,9 +446,11 @@ class Federation:
             "validation_accuracy": metrics.get("accuracy"),
             "validation_loss": _finite(metrics.get("loss")),
             "seconds": f"{time.monotonic() - self._opened:.3f}",
+            "test_accuracy": metrics.get("test_accuracy"),
+            "evaluation": "archival",
             **sums,
         }
-        return {column: row[column] for column in ROUND_COLUMNS}
+        return {column: row[column] for column in self.settings.round_columns}
 
     def _flush(self, row: Mapping[str, Any] | None = None) -> None:
         """With a row a round's commit, without one the end of this process."""

@@ -30,6 +30,7 @@ from fedreuse.sim.console import (
     out,
 )
 from fedreuse.sim.running import capture_to, check_tensorboard, run_here, run_processes
+from fedreuse.sim.study.commands import app as studies
 
 if TYPE_CHECKING:
     from fedreuse.sim.config import RunConfig
@@ -313,6 +314,10 @@ for command in (
 ):
     app.command()(command)
 
+
+# ---------------------------------------------------------------- studies
+
+app.add_typer(studies, name="study")
 
 # ---------------------------------------------------------------- shared pieces
 

@@ -27,7 +27,6 @@ from fedreuse.sim.export import to_csv, to_json
 from fedreuse.sim.folder import (
     INITIAL,
     SUMMARY,
-    TEST_RESULT,
     check_ending,
     damage,
     read_body,
@@ -39,6 +38,7 @@ from fedreuse.sim.remarks import Absence
 from fedreuse.sim.reuse import Ceiling, Scores, ceiling, score_histogram
 from fedreuse.sim.summary import summarise
 from fedreuse.sim.sums import WAYS, Body, Connections, Cost, Entry, read_bodies, read_sums, total
+from fedreuse.sim.testset import read_examined
 
 __all__ = ["Comparison", "Run", "compare", "to_csv", "to_json"]
 
@@ -59,6 +59,7 @@ class Run:
     layers that were observed for some messages only, `partial_connections` for some rows of connections only,
     and which therefore count as absent. `body` is the command that ran it, if the folder says so; `bodies` is
     None in folders without tensors.csv. `behind` has the models sent by how far their clients were behind.
+    `macro` is the mean over clients of their test accuracies, `fairness` how even these are; None where absent.
     """
 
     name: str
@@ -71,6 +72,8 @@ class Run:
     dense_bytes: int
     validation: float | None
     test: float | None
+    macro: float | None
+    fairness: Mapping[str, float] | None
     clients: Mapping[str, int]
     entries: tuple[Entry, ...]
     connections: Mapping[Direction, Connections]
@@ -203,6 +206,8 @@ def _read_run(folder: Path, name: str) -> Run:
         dense_bytes=summary["dense_bytes"],
         validation=summary["accuracy"]["validation"],
         test=summary["accuracy"]["test"],
+        macro=summary.get("test", {}).get("macro_accuracy"),  # older summaries have neither
+        fairness=None if "mean" not in (even := summary.get("fairness", {})) else even,
         clients=clients,
         entries=sums.entries,
         connections=sums.connections,
@@ -258,12 +263,8 @@ def _read_summary(folder: Path) -> dict[str, Any]:
 
 
 def _live_summary(folder: Path, config: RunConfig) -> dict[str, Any]:
-    test, metrics = folder / TEST_RESULT, None
-    if test.exists():
-        with damage(test, "restore the file"):
-            metrics = dict(json.loads(test.read_text(encoding="utf-8")))
     with damage(folder / "bytes.csv", repair(folder)):
-        return summarise(folder, config, metrics)
+        return summarise(folder, config, read_examined(folder))
 
 
 def _check(path: Path, agrees: bool) -> None:

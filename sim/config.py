@@ -56,6 +56,10 @@ class ClientsSection(_Section):
 class EvaluationSection(_Section):
     every: int = Field(5, ge=1, description="validation in round 1, every so many rounds, and the last")
     patience: int | None = Field(None, ge=1, description="early stopping, in evaluations; off by default")
+    archival: bool = Field(
+        False,
+        description="look at the test set each time, as published curves did; never evidence in a study",
+    )
 
 
 class SimSection(_Section):
@@ -144,7 +148,8 @@ class RunConfig(_Section):
     def folder(self) -> Path:
         """Where the run goes."""
         task = self.task.name.replace(":", "-").replace("/", "-")
-        return self.output or Path("runs") / f"{self.method}-{task}-seed{self.seed}"
+        stamp = "-archival" if self.evaluation.archival else ""
+        return self.output or Path("runs") / f"{self.method}-{task}-seed{self.seed}{stamp}"
 
     def federation(self) -> FederationSettings:
         return FederationSettings(
@@ -161,6 +166,7 @@ class RunConfig(_Section):
             step=self.step,
             evaluate_every=self.evaluation.every,
             patience=self.evaluation.patience,
+            archival=self.evaluation.archival,
         )
 
     def plan(self) -> ClientPlan:
@@ -182,17 +188,23 @@ class RunConfig(_Section):
 
 def load_config(file: Path | None = None, overrides: list[str] | None = None) -> RunConfig:
     """Defaults, then the method's recipe, then the file, then `key=value` overrides. Raises ConfigError."""
-    given = _expand(_read(file) if file else {})
+    given = _expand(read_mapping(file) if file else {})
     for text in overrides or []:
-        given = _merge(given, _override(text))
+        given = merge(given, _override(text))
+    return resolve(given)
+
+
+def resolve(given: dict[str, Any]) -> RunConfig:
+    """Defaults, then the method's recipe, then what is given, by section. Raises ConfigError."""
     recipe = RECIPES.get(str(given.get("method", RunConfig.model_fields["method"].default)), {})
     try:
-        return RunConfig.model_validate(_merge(recipe, given))
+        return RunConfig.model_validate(merge(recipe, given))
     except ValidationError as error:
-        raise ConfigError("\n".join(_sentence(item) for item in error.errors())) from None
+        raise ConfigError(explain(error, RunConfig)) from None
 
 
-def _read(file: Path) -> dict[str, Any]:
+def read_mapping(file: Path) -> dict[str, Any]:
+    """Keys and values of a YAML file. Raises ConfigError."""
     try:
         content = yaml.safe_load(file.read_text(encoding="utf-8"))
     except OSError as error:
@@ -216,9 +228,14 @@ def _override(text: str) -> dict[str, Any]:
         parsed = value
     if isinstance(parsed, str):
         parsed = _number(parsed)
+    return nest(key, parsed)
+
+
+def nest(key: str, value: Any) -> dict[str, Any]:
+    """`train.learning_rate` and 0.1 as `{train: {learning_rate: 0.1}}`."""
     for part in reversed(key.split(".")):
-        parsed = {part: parsed}
-    return _expand(parsed)
+        value = {part: value}
+    return _expand(value)
 
 
 def _number(text: str) -> Any:
@@ -235,25 +252,30 @@ def _expand(given: dict[str, Any]) -> dict[str, Any]:
     return given | {key: read(given[key]) for key, read in short.items() if isinstance(given.get(key), str)}
 
 
-def _merge(base: dict[str, Any], top: dict[str, Any]) -> dict[str, Any]:
+def merge(base: dict[str, Any], top: dict[str, Any]) -> dict[str, Any]:
+    """`top` over `base`, section by section."""
     result = dict(base)
     for key, value in top.items():
         old = result.get(key)
-        result[key] = _merge(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+        result[key] = merge(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
     return result
 
 
-def _sentence(item: Any) -> str:
+def explain(error: ValidationError, model: type[BaseModel]) -> str:
+    """A line for each key that `model` refused: which, why, what is allowed."""
+    return "\n".join(_sentence(item, model) for item in error.errors())
+
+
+def _sentence(item: Any, model: type[BaseModel]) -> str:
     where = ".".join(map(str, item["loc"]))
     if item["type"] == "extra_forbidden":
-        return f"{where}: unknown key{_siblings(item['loc'])}"
+        return f"{where}: unknown key{_siblings(item['loc'], model)}"
     message = item["msg"].removeprefix("Value error, ")
     got = f", got {item['input']!r}" if where and not isinstance(item["input"], dict) else ""
     return f"{where or 'configuration'}: {message}{got}"
 
 
-def _siblings(loc: tuple[Any, ...]) -> str:
-    model: Any = RunConfig
+def _siblings(loc: tuple[Any, ...], model: Any) -> str:
     for part in loc[:-1]:
         field = getattr(model, "model_fields", {}).get(part)
         model = field.annotation if field else None

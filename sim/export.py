@@ -33,7 +33,8 @@ def _run_json(run: Run) -> dict[str, Any]:
         "rounds": {"done": run.rounds, "planned": run.config.rounds},
         "selected": run.selected,
         "dense_bytes": run.dense_bytes,
-        "accuracy": {"validation": run.validation, "test": run.test},
+        "accuracy": {"validation": run.validation, "test": run.test, "test_macro": run.macro},
+        "fairness": run.fairness,
         "bytes": {"up": run.bytes("up"), "down": run.bytes("down"), "both": run.bytes(*WAYS)},
         "connections": {way: _connections_json(run, way) for way in WAYS},
         "ratios": {

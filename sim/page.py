@@ -58,24 +58,32 @@ class Page:
         """A count of something that is not bytes."""
         return self.absent if count is None else f"{count}"
 
+    def shown(self, text: str) -> str:
+        """What the console can show of a text."""
+        if not self.console.options.ascii_only:
+            return text
+        return text.replace("±", "+-").encode("ascii", "replace").decode()
+
     def heading(self, text: str) -> None:
-        self.console.print(Text(text, "bold"))
+        self.console.print(Text(self.shown(text), "bold"))
 
     def note(self, text: str) -> None:
-        self.console.print(Text(text, "dim"))
+        self.console.print(Text(self.shown(text), "dim"))
         self.console.print()
 
     def list(self, items: Iterable[tuple[str, str]]) -> None:
         """Sentences that hang on their marks."""
         grid = Table.grid(padding=(0, 1, 0, 0))
         for mark, text in items:
-            grid.add_row(Text(mark, "bold"), Text(text, overflow="fold"))
+            grid.add_row(Text(self.shown(mark), "bold"), Text(self.shown(text), overflow="fold"))
         if grid.row_count:
             self.console.print(grid)
             self.console.print()
 
     def table(self, heads: Sequence[str], lines: Lines) -> None:
         """One table, or several below each other where the width asks for it; all have the labels."""
+        heads = [self.shown(head) for head in heads]
+        lines = [(self.shown(label), [self.shown(cell) for cell in cells]) for label, cells in lines]
         labels = max(len(label) for label, _ in lines)
         widths = [
             max(map(len, [*head.split("\n"), *(cells[n] for _, cells in lines if cells)]))

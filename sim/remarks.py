@@ -20,7 +20,12 @@ MOST_REASONS = 5
 
 
 def warnings(runs: Sequence[Run]) -> Iterator[str]:
-    """What does not compare at all."""
+    """What does not compare at all, and what must not be taken for evidence."""
+    for run in runs:
+        if run.config.evaluation.archival:
+            yield (
+                f"{run.name}: archival, its test set was looked at after every evaluation: no evidence for anything"
+            )
     tasks = {run.config.task.name for run in runs}
     if len(tasks) > 1 or len({run.schema.hash for run in runs}) > 1:
         yield (

@@ -54,7 +54,7 @@ def serve(
     evaluator = None
     if task is not None:
         be_deterministic()
-        evaluator = TaskEvaluator(task)
+        evaluator = TaskEvaluator(task, archival=config.evaluation.archival)
     federation = open_federation(folder, config, evaluator)
     try:
         if not federation.finished and not asyncio.run(

@@ -126,17 +126,18 @@ def create_run(config: RunConfig, task: Task | None, model: Path | None = None, 
 def open_federation(folder: Path, config: RunConfig, evaluator: Evaluator | None) -> Federation:
     """The federation of a run folder after its last committed round. Raises RunError."""
     schema, flat = load_model(folder / INITIAL)
-    store = RunStore(folder)
+    store, settings = RunStore(folder), config.federation()
     state = store.load()
     if state is None:
         state = new_state(secrets.token_hex(8), schema, flat)
-        store.initialise(state, TABLE_HEADERS)
-    return Federation(config.federation(), schema, store, state, evaluator)
+        store.initialise(state, TABLE_HEADERS | {"rounds.csv": settings.round_columns})
+    return Federation(settings, schema, store, state, evaluator)
 
 
 def _environment(config: RunConfig, division: Division | None, body: str) -> dict[str, Any]:
     packages = ("fedreuse", "torch", "numpy", "grpcio", "protobuf", "xxhash", "lmdb", "safetensors")
     return {
+        **({"evaluation": "archival"} if config.evaluation.archival else {}),
         "body": body,
         "protocol_version": PROTOCOL_VERSION,
         "packages": {name: version(name) for name in packages},

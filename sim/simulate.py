@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,17 @@ from fedreuse.client.task import Task
 from fedreuse.proto.captures import CaptureTo
 from fedreuse.server.federation import Federation
 from fedreuse.server.weights import save_model
+from fedreuse.sim.chronology import work
 from fedreuse.sim.config import RunConfig
+from fedreuse.sim.costs import count_flops, peak_memory
 from fedreuse.sim.engine import Engine
 from fedreuse.sim.evaluate import TaskEvaluator
-from fedreuse.sim.folder import FINAL, TEST_RESULT
+from fedreuse.sim.folder import FINAL, SUMMARY, TEST_RESULT
 from fedreuse.sim.links import DirectLink, WireLink
 from fedreuse.sim.pool import InlinePool, Pool, ProcessPool
 from fedreuse.sim.run import make_task, open_federation
 from fedreuse.sim.summary import summarise, write_summary
+from fedreuse.sim.testset import Examined, open_once, read_examined
 from fedreuse.sim.worker import Worker
 
 
@@ -38,7 +42,7 @@ def simulate(
     """Run (or go on with) a run folder to its end; its summary. Only with `wire` there is something to capture."""
     be_deterministic()
     task = task or make_task(config, folder)
-    evaluator = TaskEvaluator(task)
+    evaluator = TaskEvaluator(task, archival=config.evaluation.archival)
     federation = open_federation(folder, config, evaluator)
     held = HeldStore(folder / "state" / "clients")
     workers = config.sim.workers or os.cpu_count() or 1
@@ -63,26 +67,42 @@ def finish(
     folder: Path, config: RunConfig, federation: Federation, evaluator: TaskEvaluator | None
 ) -> dict[str, Any]:
     """After the last round: the final model, the one look at the test set, the summary."""
+    tested = (folder / TEST_RESULT).exists() or evaluator is None
+    if tested and (folder / SUMMARY).exists():  # nothing is looked at or measured again
+        return dict(json.loads((folder / SUMMARY).read_text(encoding="utf-8")))
     federation.flush()
-    save_model(
-        folder / FINAL, federation.schema, federation.arrays(), note=f"after {federation.next_round} rounds"
-    )
-    summary = summarise(folder, config, test_once(folder, federation, evaluator))
+    stamp = "archival, " if config.evaluation.archival else ""
+    note = f"{stamp}after {federation.next_round} rounds"
+    save_model(folder / FINAL, federation.schema, federation.arrays(), note=note)
+    examined = test_once(folder, config, federation, evaluator)
+    summary = summarise(folder, config, examined, _costs(folder, config, federation, evaluator))
     write_summary(folder, summary)
     return summary
 
 
 def test_once(
-    folder: Path, federation: Federation, evaluator: TaskEvaluator | None
-) -> dict[str, float] | None:
-    """The test metrics of the last round's model; the test set is opened once per run."""
-    path = folder / TEST_RESULT
-    if path.exists():
-        return dict(json.loads(path.read_text()))
+    folder: Path, config: RunConfig, federation: Federation, evaluator: TaskEvaluator | None
+) -> Examined | None:
+    """What the test set says about the last round's model; the set is opened once per run."""
+    flat = federation.state.flat
+    known = read_examined(folder, flat)
+    if known is not None or evaluator is None:
+        return known
+    return open_once(
+        folder,
+        federation.next_round,
+        flat,
+        lambda: evaluator.test(federation.arrays(), config.clients.total),
+        archival=config.evaluation.archival,
+    )
+
+
+def _costs(
+    folder: Path, config: RunConfig, federation: Federation, evaluator: TaskEvaluator | None
+) -> dict[str, Any]:
+    memory = asdict(peak_memory())
     if evaluator is None:
-        return None
-    metrics = dict(evaluator.test(federation.arrays()))
-    partial = folder / (TEST_RESULT + ".partial")
-    partial.write_text(json.dumps(metrics) + "\n")
-    partial.rename(path)
-    return metrics
+        return {"flops": {"absent": "no task beside the server"}, "memory": memory}
+    flops = count_flops(evaluator.task, config.plan(), work(folder), federation.state.examples)
+    counted = asdict(flops) if flops else {"absent": "the counter saw no matrix product or convolution"}
+    return {"flops": counted, "memory": memory}

@@ -80,8 +80,9 @@ def _title(run: Run, page: Page) -> str:
     rounds = f"{run.rounds} rounds" if run.finished else f"round {run.rounds} of {config.rounds} (unfinished)"
     if run.finished and run.rounds < config.rounds:
         rounds += f" of {config.rounds} (stopped early)"
+    stamp = "archival, " if config.evaluation.archival else ""
     return (
-        f"{run.name}: {config.method} on {config.task.name}, seed {config.seed}, {clients.per_round} of "
+        f"{run.name}: {stamp}{config.method} on {config.task.name}, seed {config.seed}, {clients.per_round} of "
         f"{clients.total} clients a round, {rounds}, dense model {page.size(run.dense_bytes)}"
     )
 
@@ -91,7 +92,8 @@ def _side_by_side(runs: Sequence[Run], page: Page) -> Lines:
     below = [
         layer for layer in BELOW if any(run.measured(way)[layer] is not None for run in runs for way in WAYS)
     ]
-    columns = [list(_figures(run, page, bins, below)) for run in runs]
+    by_client = any(run.macro is not None for run in runs)
+    columns = [list(_figures(run, page, bins, below, by_client)) for run in runs]
     return [
         (row[0][0], [] if row[0][1] is None else [cell or "" for _, cell in row])
         for row in zip(*columns, strict=True)
@@ -99,13 +101,18 @@ def _side_by_side(runs: Sequence[Run], page: Page) -> Lines:
 
 
 def _figures(
-    run: Run, page: Page, bins: Sequence[int], below: Sequence[Layer]
+    run: Run, page: Page, bins: Sequence[int], below: Sequence[Layer], by_client: bool
 ) -> Iterator[tuple[str, str | None]]:
     """A run's column, with the same labels for every run; a heading has no cell."""
     gated, top, clients = run.config.gate.kind != "none", run.ceiling, run.clients
     yield "Accuracy (%)", None
     yield "  validation", page.percent(run.validation)
     yield "  test", page.percent(run.test)
+    if by_client:
+        even = run.fairness or {}
+        yield "    over clients", page.percent(run.macro)
+        yield "    worst tenth", page.percent(even.get("worst_tenth"))
+        yield "    deviation", page.percent(even.get("std"))
     yield "Rounds", f"{run.rounds} of {run.config.rounds}"
     ways: dict[str, tuple[Direction, ...]] = {"Uplink": ("up",), "Downlink": ("down",), "Both": WAYS}
     for title, directions in ways.items():

@@ -80,14 +80,14 @@ _worker: Worker | None = None
 def start(folder: Path, device: str) -> None:
     """Initialise a worker process."""
     global _worker
-    Thread(target=_leave_with_parent, daemon=True).start()
+    Thread(target=leave_with_parent, daemon=True).start()
     logging.disable(logging.INFO)
     config = RunConfig.model_validate(yaml.safe_load((folder / "config.yaml").read_text()))
     held = HeldStore(folder / "state" / "clients")
     _worker = Worker(folder, config, device, make_task(config, folder), held, partial(read_weights, folder))
 
 
-def _leave_with_parent() -> None:
+def leave_with_parent() -> None:
     """End this process once the simulation is gone: a killed one cannot say goodbye."""
     parent = parent_process()
     assert parent is not None

@@ -32,6 +32,7 @@ from fedreuse.server.store import RunStore
 from fedreuse.server.weights import load_model
 from fedreuse.sim import simulate as simulation
 from fedreuse.sim.config import RunConfig, load_config
+from fedreuse.sim.evaluate import TaskEvaluator
 from fedreuse.sim.folder import read_config
 from fedreuse.sim.pool import PRELOADED
 from fedreuse.sim.run import create_run, make_task
@@ -248,6 +249,7 @@ STEPS: dict[str, tuple[Any, str]] = {
     "forget": (HeldStore, "forget"),
     "final model": (simulation, "save_model"),
     "test": (simulation, "test_once"),
+    "look": (TaskEvaluator, "test"),
     "summary": (simulation, "write_summary"),
 }
 

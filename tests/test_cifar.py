@@ -132,7 +132,7 @@ def test_validation_and_test_are_not_augmented(data: Path, monkeypatch: pytest.M
     task = Small(context(data, stem="imagenet"))
     monkeypatch.setattr(Small, "augment", lambda *_: pytest.fail("augmented"))
     evaluator, model = TaskEvaluator(task), task.model()
-    found = evaluator.test(state_arrays(model))
+    found = evaluator.test(state_arrays(model), 0).metrics
     x, y = task.test().tensors
     logits = model.eval()(x)
     assert found["accuracy"] == int((logits.argmax(1) == y).sum()) / 20

@@ -263,6 +263,20 @@ def test_a_run_that_stopped_early_says_so(tmp_path: Path) -> None:
     assert "3 rounds of 20 (stopped early)" in " ".join(rendered(folder).split())
 
 
+def test_what_the_test_set_said_of_clients_is_shown_where_a_run_has_it(tmp_path: Path) -> None:
+    even = {"clients": 4, "mean": 0.45, "std": 0.125, "worst_tenth": 0.3}
+    summary = SUMMARY | {"test": {"macro_accuracy": 0.4475}, "fairness": even}
+    folders = write_run(tmp_path / "new", summary=summary), write_run(tmp_path / "old")
+    text = rendered(*folders)
+    assert figures(text, "over clients") == "44.75 —"
+    assert figures(text, "worst tenth") == "30.00 —"
+    assert figures(text, "deviation") == "12.50 —"
+    assert "over clients" not in rendered(folders[1])
+    found = to_json(compare(folders))["runs"]
+    assert [run["accuracy"]["test_macro"] for run in found] == [0.4475, None]
+    assert found[0]["fairness"] == even
+
+
 # ---------------------------------------------------------------- the gate
 
 
@@ -500,7 +514,8 @@ def test_json_keeps_exact_bytes_and_nulls(tmp_path: Path) -> None:
     (run,) = result["runs"]
     assert (run["run"], run["method"], run["task"], run["seed"]) == ("run", "dg-fedreuse", "digits", 7)
     assert run["rounds"] == {"done": 3, "planned": 3}
-    assert run["accuracy"] == {"validation": 0.5, "test": 0.4375}
+    assert run["accuracy"] == {"validation": 0.5, "test": 0.4375, "test_macro": None}
+    assert run["fairness"] is None
     assert run["bytes"] == {"up": UP, "down": DOWN, "both": BOTH}
     assert run["saving"]["uplink"]["grpc"] == pytest.approx(26 / 336)
     assert run["reuse"] == {"fraction": pytest.approx(1 / 6), "always": 0, **REUSE}

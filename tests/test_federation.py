@@ -838,9 +838,6 @@ class Judge:
         self.seen.append({name: array.copy() for name, array in arrays.items()})
         return {"accuracy": next(self.accuracies, 0.5), "loss": 0.25}
 
-    def test(self, arrays: Mapping[str, np.ndarray]) -> Mapping[str, float]:
-        raise AssertionError("the test set is nobody's business during a run")
-
 
 def run_out(federation: Federation) -> list[int]:
     """Play until the federation is finished; the rounds that were evaluated."""

@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = ("proto", "server", "client", "sim")
-SHIPPED = (".py", ".pyi", ".proto", ".typed", ".html", ".css", ".js")
+SHIPPED = (".py", ".pyi", ".proto", ".typed", ".html", ".css", ".js", ".yaml")
 
 
 def run(*command: object, cwd: Path | None = None, **env: str) -> str:
@@ -48,8 +48,7 @@ def test_the_wheel_holds_every_module_and_nothing_else(wheel: Path) -> None:
         f"fedreuse/{path.relative_to(ROOT)}"
         for folder in SOURCES
         for path in (ROOT / folder).rglob("*")
-        if path.suffix in (".py", ".pyi", ".proto", ".typed", ".html", ".css", ".js")
-        and "__pycache__" not in path.parts
+        if path.suffix in SHIPPED and "__pycache__" not in path.parts
     }
     assert names == expected
 

@@ -39,14 +39,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def browser(folder: Path) -> Iterator[webdriver.Chrome]:
+def start(folder: Path) -> webdriver.Chrome:
+    """A browser that keeps its profile and its downloads in a folder."""
     options = webdriver.ChromeOptions()
     for argument in (*QUIET, f"--user-data-dir={folder / 'profile'}"):
         options.add_argument(argument)
     options.add_experimental_option("prefs", {"download.default_directory": str(folder)})
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    driver = webdriver.Chrome(options=options, service=Service(DRIVER))
+    return webdriver.Chrome(options=options, service=Service(DRIVER))
+
+
+@pytest.fixture(scope="module")
+def browser(folder: Path) -> Iterator[webdriver.Chrome]:
+    driver = start(folder)
     try:
         yield driver
     finally:

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
 from numpy.typing import NDArray
-from plotly.offline import get_plotlyjs
 
 from fedreuse.sim.holdings import QUARTILES, Holdings
-from fedreuse.sim.report.page import embedded, environment, resource, write_whole
+from fedreuse.sim.report import shell
 
 IN_ORDER = 100
 """Up to so many clients stand in the order of their indices; more are sorted by what they have most of."""
@@ -43,7 +40,7 @@ class Drawn:
 
 def write_page(holdings: Holdings, path: Path) -> None:
     """Write one page that needs no network. Raises OSError."""
-    write_whole(path, render(holdings))
+    shell.write(path, render(holdings))
 
 
 def render(holdings: Holdings) -> str:
@@ -51,25 +48,19 @@ def render(holdings: Holdings) -> str:
     plots = [_labels(holdings), _sizes(holdings)]
     style = {"examples": "{:,.10g}", "labels": "{:,.10g}", "entropy": "{:.2f}"}
     names = {"examples": "examples", "labels": "different labels", "entropy": "entropy of labels (bits)"}
-    return (
-        environment()
-        .get_template("holdings.html")
-        .render(
-            holdings=holdings,
-            notes=holdings.notes(),
-            quartiles=QUARTILES,
-            rows=[
-                (names[name], [style[name].format(figures[part]) for part in QUARTILES])
-                for name, figures in holdings.figures().items()
-            ],
-            plots=plots,
-            made=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-            version=metadata.version("fedreuse"),
-            style=resource("page.css"),
-            script=resource("holdings.js"),
-            plotly=get_plotlyjs(),
-            data=embedded({plot.key: plot.figure for plot in plots}),
-        )
+    return shell.fill(
+        shell.HERE,
+        template="holdings.html",
+        script="holdings.js",
+        holdings=holdings,
+        notes=holdings.notes(),
+        quartiles=QUARTILES,
+        rows=[
+            (names[name], [style[name].format(figures[part]) for part in QUARTILES])
+            for name, figures in holdings.figures().items()
+        ],
+        plots=plots,
+        data={plot.key: plot.figure for plot in plots},
     )
 
 

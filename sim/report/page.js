@@ -41,6 +41,7 @@
   // ---- drawing: a plot is drawn when it comes near the screen, and again when a choice changes it
   const config = { responsive: true, displaylogo: false,
     modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"] };
+  const PAPER = 640; // px, what fits between the margins of A4 and US letter
   const drawn = new Set();
   const draw = (canvas) => {
     const c = chosen();
@@ -51,6 +52,8 @@
       if (title) layout[name] = { ...layout[name], title: { text: words(title, c) } };
     }
     const traces = figure.data.map((trace) => ({ ...trace, visible: matches(trace.meta || {}, c) }));
+    // beforeprint comes before the page is laid out for paper
+    if (printing) Object.assign(layout, { autosize: false, width: PAPER });
     if (canvas.clientWidth < 480) layout.margin = { ...layout.margin, l: 48, r: 8 };
     drawn.add(canvas);
     return Plotly.react(canvas, traces, layout, config);

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from importlib import metadata, resources
 from pathlib import Path
 from typing import Any
 
 import yaml
-from jinja2 import Environment, PackageLoader, StrictUndefined
-from plotly.offline import get_plotlyjs
 
 from fedreuse.proto.ledger import LAYERS, MESSAGE_LAYERS, Direction
 from fedreuse.server.store import RunError
 from fedreuse.sim.compare import Comparison, Run, compare
-from fedreuse.sim.report import figures, gate
+from fedreuse.sim.report import figures, gate, shell
 from fedreuse.sim.report.chronicle import Chronicle, Stage, read_chronicle
 from fedreuse.sim.report.plot import BOTH, COLOURS, LAYER_NAMES, WAY_NAMES, Plot
 from fedreuse.sim.sums import COUNTED, WAYS
@@ -72,18 +66,7 @@ class Section:
 
 def write_report(folders: Sequence[Path], path: Path) -> None:
     """Write the report of one or more runs, finished or not. Raises RunError."""
-    write_whole(path, render(folders))
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a file that appears complete or not at all. Raises OSError."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    shell.write(path, render(folders))
 
 
 def render(folders: Sequence[Path]) -> str:
@@ -104,52 +87,23 @@ def render(folders: Sequence[Path]) -> str:
     ]
     stages = figures.measured_stages(stories)
     plots = [*shared, *(plot for section in sections for plot in section.plots)]
-    return (
-        environment()
-        .get_template("page.html")
-        .render(
-            title=_title(comparison),
-            made=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-            version=metadata.version("fedreuse"),
-            comparison=comparison,
-            sections=sections,
-            shared=shared,
-            stages=[(stage, LAYER_NAMES[stage]) for stage in stages],
-            chosen=_deepest(stories, stages),
-            colours=COLOURS,
-            style=resource("page.css"),
-            script=resource("page.js"),
-            plotly=get_plotlyjs(),
-            data=embedded(_data(plots, stories, stages)),
-        )
+    return shell.fill(
+        "fedreuse.sim.report",
+        title=_title(comparison),
+        comparison=comparison,
+        sections=sections,
+        shared=shared,
+        stages=[(stage, LAYER_NAMES[stage]) for stage in stages],
+        chosen=_deepest(stories, stages),
+        colours=COLOURS,
+        data=_data(plots, stories, stages),
     )
-
-
-def environment() -> Environment:
-    """Templates of this folder."""
-    return Environment(
-        loader=PackageLoader("fedreuse.sim.report", "."),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-
-
-def resource(name: str) -> str:
-    """The text of a file of this folder."""
-    return resources.files("fedreuse.sim.report").joinpath(name).read_text(encoding="utf-8")
-
-
-def embedded(data: Any) -> str:
-    """JSON that no text in it can end the script element around it."""
-    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def _title(comparison: Comparison) -> str:
     names = [run.name for run in comparison.runs]
-    return f"fedreuse: {', '.join(names[:3])}{' …' if len(names) > 3 else ''}"
+    stamp = " (archival)" if any(run.config.evaluation.archival for run in comparison.runs) else ""
+    return f"fedreuse: {', '.join(names[:3])}{' …' if len(names) > 3 else ''}{stamp}"
 
 
 def _deepest(stories: Sequence[Chronicle], stages: Sequence[Stage]) -> Stage | None:
@@ -161,15 +115,7 @@ def _deepest(stories: Sequence[Chronicle], stages: Sequence[Stage]) -> Stage | N
 def _data(plots: Sequence[Plot], stories: Sequence[Chronicle], stages: Sequence[Stage]) -> dict[str, Any]:
     """What the script works on: figures, tables, and where a layer is absent."""
     return {
-        "plots": {
-            plot.key: {
-                "figure": plot.figure,
-                "columns": plot.table.columns,
-                "rows": plot.table.rows,
-                "keys": plot.keys,
-            }
-            for plot in plots
-        },
+        "plots": shell.embeddable(plots),
         "layers": {stage: LAYER_NAMES[stage] for stage in stages},
         "ways": WAY_NAMES,
         "runs": [story.run.name for story in stories],
@@ -227,6 +173,8 @@ def _facts(run: Run) -> Iterator[tuple[str, str]]:
     yield "method", config.method
     yield "task", config.task.name
     yield "seed", str(config.seed)
+    if config.evaluation.archival:
+        yield "evaluation", "archival, no evidence"
     if run.finished and run.rounds == config.rounds:
         yield "rounds", str(run.rounds)
     else:
@@ -248,7 +196,9 @@ def _figures(story: Chronicle) -> Iterator[tuple[str, str, str]]:
     """Headline figures: value, what it is, and its layer."""
     run = story.run
     if run.test is not None:
-        yield _percent(run.test), "test accuracy", "opened once, last round's model"
+        archival = run.config.evaluation.archival
+        how = "archival: looked at often" if archival else "opened once, last round's model"
+        yield _percent(run.test), "test accuracy", how
     else:
         yield _percent(run.validation), "validation accuracy", "as last measured"
     yield _percent(run.uplink_saving()["modelled"]), "uplink saved", "modelled fields, of dense"
