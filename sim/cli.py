@@ -311,6 +311,7 @@ for command in (
     looking.partition,
     looking.inspect,
     looking.methods,
+    looking.tasks,
 ):
     app.command()(command)
 

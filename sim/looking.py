@@ -182,3 +182,22 @@ def methods() -> None:
         )
         table.add_row(name, SUMMARIES[name], shown or "none")
     out.print(table)
+
+
+def tasks(data: Data = None, as_json: Json = False) -> None:
+    """List the tasks: what they learn from, their model, licence and size, and whether the data are at hand.
+
+    Another model is chosen with task.model: cnn, lenet5, resnet18, resnet18-gn or, for texts, gru. Your own images are
+    npz:FILE, your own everything module:attribute; the README has an example.
+    """
+    with errors():
+        from dataclasses import asdict
+
+        from fedreuse.sim.catalogue import catalogue, table
+
+        folder = data or Path("data")
+        entries = list(catalogue(folder))
+        if as_json:
+            sys.stdout.write(json.dumps([asdict(entry) for entry in entries], indent=2) + "\n")
+        else:
+            out.print(table(entries, folder))

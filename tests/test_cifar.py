@@ -33,7 +33,7 @@ needs_data = pytest.mark.skipif(
 
 
 class Small(Cifar10):
-    layout = SMALL
+    source = SMALL
 
 
 def context(data: Path, clients: int = 3, **options: object) -> TaskContext:

@@ -25,14 +25,14 @@ class Cifar10(ImageTask):
 
     default_model = "resnet18"
     own_options = ("augment",)
-    layout: ClassVar[Layout] = CIFAR10
+    source: ClassVar[Layout] = CIFAR10
     evaluation_batch = 250  # 65 MB for each tensor of 64 channels
 
     def __init__(self, context: TaskContext) -> None:
         self._augmented = context.options.get("augment", True)
         if not isinstance(self._augmented, bool):
             raise TaskError(f"task.options.augment is {self._augmented!r}: it must be true or false")
-        super().__init__(context, *load(context.data, self.layout), classes=self.layout.classes)
+        super().__init__(context, *load(context.data, self.source), classes=self.source.classes)
 
     def augment(self, batch: Any, generator: np.random.Generator) -> Any:
         """Crop and mirror the inputs of a training batch; the labels stay."""
@@ -45,4 +45,4 @@ class Cifar10(ImageTask):
 class Cifar100(Cifar10):
     """As CIFAR-10, of 100 classes (the fine labels): 500 images of each to train on, 100 to test on."""
 
-    layout = CIFAR100
+    source = CIFAR100

@@ -5,6 +5,8 @@ Source: UCI "Optical Recognition of Handwritten Digits" (Alpaydin & Kaynak, 1998
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 from sklearn.datasets import load_digits
 
@@ -19,6 +21,12 @@ _TEST_ROOT = -1
 
 class Digits(ImageTask):
     """Digits 0 to 9, pixel levels 0 to 16: 1,437 images to train on, 360 (35 to 37 a digit) to test on."""
+
+    terms = "comes with scikit-learn"
+
+    @staticmethod
+    def at_hand(_data: Path) -> bool:
+        return True
 
     def __init__(self, context: TaskContext) -> None:
         flat, digits = load_digits(return_X_y=True)

@@ -68,7 +68,7 @@ class MedMnist(ImageTask):
 
 def find(name: str, size: object) -> Info:
     """The set called `name`, its images `size` pixels a side. Raises TaskError with what there is."""
-    flat = [known for known, about in known_sets().items() if not about["python_class"].endswith("3D")]
+    flat = flat_sets()
     if name not in flat:
         what = "is a set of volumes; of images there are" if name in known_sets() else "is unknown; there are"
         raise TaskError(f"medmnist:{name} {what} {', '.join(flat)}")
@@ -90,6 +90,11 @@ def find(name: str, size: object) -> Info:
         samples=about["n_samples"],
         licence=about["license"],
     )
+
+
+def flat_sets() -> list[str]:
+    """The names of the sets of images; the others are of volumes."""
+    return [name for name, about in known_sets().items() if not about["python_class"].endswith("3D")]
 
 
 @cache

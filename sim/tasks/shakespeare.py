@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -70,7 +70,13 @@ class Shakespeare(Classification):
     Raises TaskError.
     """
 
+    default_model: ClassVar[str] = "gru"
+    terms: ClassVar[str] = "the plays are in the public domain; not downloaded"
     evaluation_batch = 500
+
+    @staticmethod
+    def at_hand(data: Path) -> bool:
+        return any((data / place).exists() for place in PLACES)
 
     def __init__(self, context: TaskContext) -> None:
         options = _options(context)
@@ -78,7 +84,11 @@ class Shakespeare(Classification):
         found = read(path, options.stride or (1 if path.is_dir() else 10))
         self.seed, self.alphabet = context.seed, found.alphabet
         self.chosen = choose(
-            context.options, "gru", Characters(CONTEXT), len(found.alphabet), tuple(Options.model_fields)
+            context.options,
+            self.default_model,
+            Characters(CONTEXT),
+            len(found.alphabet),
+            tuple(Options.model_fields),
         )
         self.speakers = _largest(found.speakers, context.clients, options.minimum_characters, path)
         self._characters = found.characters
