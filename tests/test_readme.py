@@ -7,9 +7,11 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 from fedreuse.sim import cli
+from fedreuse.sim.study.plan import parse_plan
 
 README = (Path(__file__).resolve().parent.parent / "README.md").read_text()
 
@@ -37,3 +39,12 @@ def test_commands_of_the_readme_exist() -> None:
     help_text = CliRunner().invoke(cli.app, ["--help"]).output
     assert shown
     assert all(command in help_text for command in shown)
+
+
+def test_the_study_file_of_the_readme_is_one():
+    (text,) = re.findall(r"```yaml\n(.*?)```", README, flags=re.S)
+    plan = parse_plan(yaml.safe_load(text), "README.md")
+    cells = plan.cells()
+    assert len(cells) == 2 * 2 * 3 * 5
+    skewed = cells["fashionmnist-lq-2-slow-decay-s505"].config
+    assert (skewed.partition.kind, skewed.partition.labels, skewed.memory.decay) == ("lq", 2, 0.9)

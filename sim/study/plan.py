@@ -104,7 +104,7 @@ class StudyPlan(_Section):
     base: dict[str, Any] = {}
     methods: Annotated[tuple[Level, ...], _levels("method")] = Field(min_length=1)
     tasks: Annotated[tuple[Level, ...], _levels("task")] = Field(min_length=1)
-    partitions: Annotated[tuple[Level, ...], _levels("partition.kind")] = ()
+    partitions: Annotated[tuple[Level, ...], _levels("partition")] = ()
     overrides: Annotated[tuple[Level, ...], _levels("label")] = ()
     seeds: tuple[Annotated[int, Field(ge=0, lt=1 << 63)], ...] = Field(min_length=1)
     wire: bool = Field(False, description="serialize every message for real, in process")
