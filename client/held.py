@@ -8,7 +8,8 @@ them. The store survives a kill at any moment.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -93,9 +94,36 @@ class HeldStore:
 
     def __init__(self, folder: Path | None = None) -> None:
         self._table: _Table = _Memory() if folder is None else _Lmdb(folder)
+        self._together: dict[str, bytes | None] | None = None
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Write everything that changes meanwhile at its end, at once: the disk is waited for once.
+
+        For a process that plays many clients one after the other, and no longer than it may forget all of it.
+        """
+        changes: dict[str, bytes | None] = {}
+        self._together = changes
+        try:
+            yield
+        finally:
+            self._together = None
+        if changes:
+            self._table.write(changes)
+
+    def _get(self, key: str) -> bytes | None:
+        if self._together is not None and key in self._together:
+            return self._together[key]
+        return self._table.get(key)
+
+    def _put(self, changes: Mapping[str, bytes | None]) -> None:
+        if self._together is not None:
+            self._together.update(changes)
+        else:
+            self._table.write(changes)
 
     def versions(self, client: int) -> Held:
-        raw = self._table.get(f"{client}/held")
+        raw = self._get(f"{client}/held")
         return Held() if raw is None else Held(**json.loads(raw))
 
     def current(self, client: int) -> Tensors | None:
@@ -103,7 +131,7 @@ class HeldStore:
         held = self.versions(client)
         if held.current is None:
             return None
-        raw = self._table.get(f"{client}/{held.slot}")
+        raw = self._get(f"{client}/{held.slot}")
         return None if raw is None else load(raw)
 
     def stage(self, client: int, run: str, round: int, tensors: Tensors) -> None:
@@ -139,10 +167,10 @@ class HeldStore:
 
     def forget(self, client: int) -> None:
         """Lose everything, as a client whose disk is gone."""
-        self._table.write({f"{client}/{part}": None for part in ("held", "0", "1")})
+        self._put({f"{client}/{part}": None for part in ("held", "0", "1")})
 
     def close(self) -> None:
         self._table.close()
 
     def _write(self, client: int, held: Held, slots: Mapping[str, bytes | None]) -> None:
-        self._table.write({**slots, f"{client}/held": json.dumps(asdict(held)).encode()})
+        self._put({**slots, f"{client}/held": json.dumps(asdict(held)).encode()})

@@ -11,18 +11,25 @@ from fedreuse.client.workbench import Workbench
 
 
 class ClientHost:
-    """Participants of a process; they share the model and take turns."""
+    """Participants of a process; they share the model and take turns.
 
-    def __init__(self, task: Task, device: torch.device, held: HeldStore) -> None:
-        self.held = held
+    The `keep` that worked last stay at hand with their data (None: all); others are made again when needed.
+    """
+
+    def __init__(self, task: Task, device: torch.device, held: HeldStore, keep: int | None = None) -> None:
+        self.held, self._keep = held, keep
         self._task = task
         self._bench = Workbench(task, device)
         self._participants: dict[int, Participant] = {}
 
     def participant(self, client: int) -> Participant:
-        if client not in self._participants:
-            self._participants[client] = Participant(client, self._task, self._bench, self.held)
-        return self._participants[client]
+        participant = self._participants.pop(client, None)
+        if participant is None:
+            participant = Participant(client, self._task, self._bench, self.held)
+        self._participants[client] = participant  # the last is the newest
+        if self._keep is not None and len(self._participants) > self._keep:
+            del self._participants[next(iter(self._participants))]
+        return participant
 
 
 def be_deterministic() -> None:

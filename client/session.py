@@ -79,6 +79,12 @@ class ClientSession:
         self.plan: ClientPlan | None = None
         self._previous: ClientSession | None = None
 
+    def go_on(self, schema: Schema, plan: ClientPlan, *, received: int, sent: int) -> None:
+        """Be where this session was, some time after its welcome, between two rounds."""
+        self._schema, self.plan = schema, plan
+        self.channel.learn_schema(schema)
+        self.channel.go_on(received=received, sent=sent)
+
     # -- out
 
     def join(

@@ -80,6 +80,10 @@ class Channel:
         """Messages sent that the peer has not confirmed."""
         return len(self._waiting)
 
+    def go_on(self, *, received: int, sent: int) -> None:
+        """Be where this end was after so many whole messages, all of them confirmed."""
+        self._receiver.received, self._confirmed = received, sent
+
     def learn_schema(self, schema: Schema) -> None:
         """Bodies can be received from now on."""
         self._receiver.schema = schema

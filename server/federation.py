@@ -8,129 +8,38 @@ service, simulator) feeds it what clients said and carries out the commands it r
 from __future__ import annotations
 
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
 
 from fedreuse.proto import federation_pb2 as pb
 from fedreuse.proto import modelled
 from fedreuse.proto.codec import Payload, require
 from fedreuse.proto.errors import ProtocolError, code_name
-from fedreuse.proto.ledger import COLUMNS, LAYERS, Row
+from fedreuse.proto.ledger import COLUMNS, Row
 from fedreuse.proto.packing import Coded
 from fedreuse.proto.schema import PARAMETER, Schema
 from fedreuse.proto.streams import cohort
 from fedreuse.proto.transfers import Sealed, composition, open_body
-from fedreuse.server.aggregate import StepSettings, Term, state_is_finite, step
+from fedreuse.server.aggregate import Term, state_is_finite, step
 from fedreuse.server.books import PART_COLUMNS, Books
-from fedreuse.server.gate import GateSettings
-from fedreuse.server.memory import CachedUpdate, MemorySettings
+from fedreuse.server.memory import CachedUpdate
+from fedreuse.server.outcome import ROUND_COLUMNS, Closing, Update, Void, finite, round_row
 from fedreuse.server.round import Command, Contribution, Reuse, Round, Seat, State, Train
+from fedreuse.server.settings import FederationSettings
 from fedreuse.server.store import RunState, RunStore
 from fedreuse.server.versions import Release, Versions
 
 T = TypeVar("T")
-
-CAUSE_VALUES = {"cacheless": pb.CACHELESS, "age": pb.AGE, "threshold": pb.THRESHOLD, "quota": pb.QUOTA}
-CAUSES = tuple(CAUSE_VALUES)
-ROUND_COLUMNS = (
-    "round",
-    "selected",
-    "fresh",
-    "reused",
-    "fault",
-    "bridged",
-    *CAUSES,
-    "always",
-    "void",
-    "tau",
-    "train_loss",
-    *(f"{way}link_{layer}" for way in ("up", "down") for layer in LAYERS),
-    "validation_accuracy",
-    "validation_loss",
-    "seconds",
-)
-
-
-ARCHIVAL_COLUMNS = ("test_accuracy", "evaluation")
-"""Only in runs that look at the test set again and again."""
-
-
-class FederationSettings(BaseModel):
-    """What the server side of a run needs to know. Rounds are counted, clients are indices below `total`."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    seed: int = Field(0, ge=0, lt=1 << 63)
-    rounds: int = Field(90, ge=1, le=1_000_000)
-    total: int = Field(50, ge=1, le=1_000_000_000)
-    per_round: int = Field(10, ge=1)
-    minimum: int = Field(1, ge=1, description="contributions below which a round has no effect")
-    keep_ratio: FiniteFloat = Field(1.0, gt=0, le=1)
-    pack: bool = True
-    history: int = Field(16, ge=0, le=10_000)
-    gate: GateSettings = GateSettings()
-    memory: MemorySettings = MemorySettings()
-    step: StepSettings = StepSettings()
-    evaluate_every: int = Field(5, ge=1)
-    patience: int | None = Field(None, ge=1, description="evaluations without a better validation accuracy")
-    archival: bool = Field(
-        False, description="rounds.csv has test accuracies, and each row says that it is so"
-    )
-
-    @model_validator(mode="after")
-    def _consistent(self) -> FederationSettings:
-        if self.per_round > self.total:
-            raise ValueError(f"{self.per_round} clients per round of {self.total} in total")
-        if self.minimum > self.per_round:
-            raise ValueError(f"{self.minimum} contributions wanted of {self.per_round} clients per round")
-        if self.gate.kind != "none" and self.memory.kind == "none":
-            raise ValueError(f"gate {self.gate.kind!r} decides on reuse, so memory.kind must not be 'none'")
-        return self
-
-    @property
-    def round_columns(self) -> tuple[str, ...]:
-        """Of rounds.csv."""
-        return ROUND_COLUMNS + ARCHIVAL_COLUMNS if self.archival else ROUND_COLUMNS
 
 
 class Evaluator(Protocol):
     """Optional plug-in beside the server. Arrays are the full state by tensor name."""
 
     def validate(self, arrays: Mapping[str, NDArray[np.generic]]) -> Mapping[str, float]: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Update:
-    """A verified update and the client's own report on it."""
-
-    payload: Payload
-    steps: int
-    train_loss: float
-
-
-@dataclass(frozen=True, slots=True)
-class Closing:
-    """How a round ended for one selected client."""
-
-    client: int
-    round: int
-    accepted: bool
-    code: pb.Code = pb.CODE_UNSPECIFIED
-    detail: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Void:
-    """Why a round closed without effect."""
-
-    code: pb.Code
-    why: str
 
 
 class Federation:
@@ -161,8 +70,6 @@ class Federation:
         for number, flat in (*sorted(state.past.items()), (state.committed, state.flat)):
             self.versions.add(number, flat)
         state.past.clear()
-        self._changed: set[int] = set()
-        self._standing: dict[int, CachedUpdate] = {}
         # Filled by the body while a commit in another thread empties it.
         self._events: deque[Mapping[str, Any]] = deque()
         self._half_done = False
@@ -192,21 +99,18 @@ class Federation:
                 pb.EXAMPLES_CHANGED,
                 f"client {client} joined with {known} examples before, now with {examples}",
             )
-        cached = self.state.caches.get(client)
+        cached = self.state.caches.round_of(client)
         if cached is None:
             return None
-        if self.settings.gate.kind == "score" and (
-            run != self.state.run or cached.round not in (held, staged)
-        ):
+        if self.settings.gate.kind == "score" and (run != self.state.run or cached not in (held, staged)):
             self._drop_cache(
-                client, f"the client holds round {_shown(held)}, the cached update is of {cached.round + 1}"
+                client, f"the client holds round {_shown(held)}, the cached update is of {cached + 1}"
             )
             return None
-        return cached.round
+        return cached
 
     def _drop_cache(self, client: int, why: str) -> None:
         self.state.caches.pop(client, None)
-        self._changed.add(client)
         self.event("cache_dropped", client=client, why=why)
 
     # ------------------------------------------------------------ rounds
@@ -226,14 +130,13 @@ class Federation:
         """Begin the next round; selected clients that never joined count as absent, too."""
         selected = self.cohort(self.next_round)
         missing = frozenset(absent) | {c for c in selected if c not in self.state.examples}
-        # Kept apart: a client that comes back with an empty disk loses its cache, but not what was decided.
-        self._standing = {c: self.state.caches[c] for c in selected if c in self.state.caches}
+        caches = {c: at for c in selected if (at := self.state.caches.round_of(c)) is not None}
         self.round = Round(
             self.next_round,
             selected,
             self.settings.gate,
             self.settings.memory,
-            {c: cached.round for c, cached in self._standing.items()},
+            caches,
             frozenset(missing & set(selected)),
             self.settings.minimum,
         )
@@ -288,7 +191,7 @@ class Federation:
         update = Update(payload, message.steps, message.train_loss)
         self._current(client, message.round).update(client, message.round, update)
         self.books.charge(row)
-        self.event("update", client=client, steps=message.steps, train_loss=_finite(message.train_loss))
+        self.event("update", client=client, steps=message.steps, train_loss=finite(message.train_loss))
 
     def fail(self, client: int, code: pb.Code, detail: str) -> list[Command]:
         """A selected client cannot go on."""
@@ -339,7 +242,9 @@ class Federation:
         self.event("committed")
         self.round = None
         metrics = self._validate()
-        row = self._round_row(round, void, stood_in, metrics, sums)
+        seconds = time.monotonic() - self._opened
+        columns = self.settings.round_columns
+        row = round_row(columns, round, self.state.examples, void, stood_in, metrics, sums, seconds)
         self._note_best(metrics)
         self._flush(row)
         self._half_done = False
@@ -353,16 +258,32 @@ class Federation:
         if not contributions:
             few = f"fewer than {self.settings.minimum} contributions"
             return self.state.flat, Void(pb.TOO_FEW_CONTRIBUTIONS, few)
-        terms = []
-        for c in contributions:
-            payload = c.update.payload if c.update else self._standing[c.client].payload
-            terms.append(
-                Term(c.client, self.state.examples[c.client], c.factor, payload, fresh=c.update is not None)
+        terms = [
+            Term(
+                c.client,
+                self.state.examples[c.client],
+                c.factor,
+                self._payload(c),
+                fresh=c.update is not None,
             )
+            for c in contributions
+        ]
         flat = step(self.schema, self.state.flat, terms, self.settings.step.learning_rate)
         if not state_is_finite(self.schema, flat):
             return self.state.flat, Void(pb.OVERFLOW, "the aggregate overflowed to NaN or Inf")
         return flat, None
+
+    def _payload(self, contribution: Contribution[Update]) -> Payload:
+        """The fresh update, or the cached one that stands in.
+
+        That is the one of the last commit: a client that came back with an empty disk since has lost its cache, but
+        not what was decided.
+        """
+        if contribution.update is not None:
+            return contribution.update.payload
+        cached = self.state.caches.stored(contribution.client)
+        assert cached is not None
+        return cached.payload
 
     def _close(
         self,
@@ -384,7 +305,6 @@ class Federation:
             if self.settings.memory.kind != "none":
                 payload = seat.update.payload.prefix(self._parameters.__contains__)
                 self.state.caches[client] = CachedUpdate(round.number, payload)
-                self._changed.add(client)
             return Closing(client, round.number, accepted=True)
         self.books.record(Row(round.number, client, "up", "fault", "fault", modelled=0))
         if self.books.first_charge(client):
@@ -411,56 +331,13 @@ class Federation:
             notes["since_best"] = notes.get("since_best", 0) + 1
             notes["stopped_early"] = notes["since_best"] >= self.settings.patience
 
-    def _round_row(
-        self,
-        round: Round[Update],
-        void: Void | None,
-        stood_in: frozenset[int],
-        metrics: Mapping[str, float],
-        sums: Mapping[str, int | None],
-    ) -> dict[str, Any]:
-        seats = round.seats.values()
-        states, causes = (
-            Counter(s.state for s in seats),
-            Counter(s.cause for s in seats if s.state is State.FRESH),
-        )
-        fresh = [s.update for s in seats if s.update is not None]
-        examples = [self.state.examples[c] for c, s in round.seats.items() if s.update is not None]
-        loss = (
-            sum(n * u.train_loss for n, u in zip(examples, fresh, strict=True)) / sum(examples)
-            if fresh
-            else None
-        )
-        row: dict[str, Any] = {
-            "round": round.number + 1,
-            "selected": len(round.seats),
-            "fresh": states[State.FRESH],
-            "reused": states[State.REUSED],
-            "fault": states[State.FAULT],
-            "bridged": sum(s.state is State.FAULT and c in stood_in for c, s in round.seats.items()),
-            **{cause: causes[CAUSE_VALUES[cause]] for cause in CAUSES},
-            "always": causes[pb.ALWAYS],
-            "void": void.why if void else None,
-            "tau": round.threshold if self.settings.gate.kind == "score" else None,
-            "train_loss": _finite(loss),
-            "validation_accuracy": metrics.get("accuracy"),
-            "validation_loss": _finite(metrics.get("loss")),
-            "seconds": f"{time.monotonic() - self._opened:.3f}",
-            "test_accuracy": metrics.get("test_accuracy"),
-            "evaluation": "archival",
-            **sums,
-        }
-        return {column: row[column] for column in self.settings.round_columns}
-
     def _flush(self, row: Mapping[str, Any] | None = None) -> None:
         """With a row a round's commit, without one the end of this process."""
         rounds = [list(row.values())] if row else []
-        changed, self._changed = self._changed, set()
         lines, notes = self.books.drain(last=row is None)
         self.state.notes.update(notes)
         self._store.commit(
             self.state,
-            changed=changed,
             rows={"bytes.csv": lines, "rounds.csv": rounds, "tensors.csv": self.books.drain_parts()},
             events=_drained(self._events),
             history=self.settings.history,
@@ -509,7 +386,3 @@ def _drained(queue: deque[T]) -> list[T]:
 
 def _shown(round: int | None) -> int | None:
     return None if round is None else round + 1
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and np.isfinite(value) else None

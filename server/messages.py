@@ -10,7 +10,8 @@ from fedreuse.proto import federation_pb2 as pb
 from fedreuse.proto.frames import chunk_frames
 from fedreuse.proto.schema import Schema
 from fedreuse.proto.transfers import Sealed, transfer_header
-from fedreuse.server.federation import Closing, Federation
+from fedreuse.server.federation import Federation
+from fedreuse.server.outcome import Closing
 from fedreuse.server.round import AskScore, Reuse, Train
 
 

@@ -12,10 +12,10 @@ import fcntl
 import io
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
@@ -23,14 +23,14 @@ import lmdb
 import numpy as np
 from numpy.typing import NDArray
 
-from fedreuse.proto.codec import Block, Payload
-from fedreuse.server.memory import CachedUpdate
+from fedreuse.server.disk import Disk
+from fedreuse.server.memory import Caches
+from fedreuse.server.table import Table, numbers
 
-MAP_BYTES = 1 << 40
-"""Address space LMDB may use; the file grows only as needed."""
+FORMAT = 2
+"""Of the durable state; a run goes on only with the format it began with."""
 TABLES = ("rounds.csv", "bytes.csv", "tensors.csv", "events.jsonl")
-_CACHE = b"cache/"
-_MODEL = b"model/"
+_MODELS = b"models"
 
 
 class RunError(Exception):
@@ -41,23 +41,33 @@ class RunError(Exception):
 class RunState:
     """Everything a run needs to go on after `committed` rounds.
 
-    `flat` is the global state (uint8), `past` the models of earlier rounds, by round, that were read back.
+    `flat` is the global state (uint8), `past` the models of earlier rounds, by round, that were read back. Of each
+    client: its `examples`, its cached update, and in a simulation the round of the model that it holds.
     """
 
     run: str
     schema_hash: int
     committed: int
     flat: NDArray[np.uint8]
-    examples: dict[int, int] = field(default_factory=dict)
-    caches: dict[int, CachedUpdate] = field(default_factory=dict)
     notes: dict[str, Any] = field(default_factory=dict)
     past: dict[int, NDArray[np.uint8]] = field(default_factory=dict)
+    examples: Table[int] = field(default_factory=lambda: numbers(b"examples"))
+    caches: Caches = field(default_factory=Caches)
+    holdings: Table[int] = field(default_factory=lambda: numbers(b"holdings"))
+
+    @property
+    def tables(self) -> tuple[Table[Any], ...]:
+        return self.examples, self.caches, self.holdings
 
 
 class RunStore:
-    """Owns a run folder exclusively while open."""
+    """Owns a run folder exclusively while open.
 
-    def __init__(self, folder: Path) -> None:
+    Of what is read of the clients at most `budget` bytes, and a round's, stay in memory (None: no limit). The tables
+    of a state that was loaded or committed read from here, while this is open.
+    """
+
+    def __init__(self, folder: Path, budget: int | None = None) -> None:
         self.folder = folder
         foreign = [name for name in TABLES if (folder / name).exists() and not (folder / "state").exists()]
         if foreign:
@@ -67,15 +77,17 @@ class RunStore:
         (folder / "state").mkdir(parents=True, exist_ok=True)
         self._lock = _exclusive(folder)
         try:
-            self._env = lmdb.open(
-                str(folder / "state" / "server"), map_size=MAP_BYTES, max_dbs=0, subdir=True
-            )
+            self._disk = Disk(folder / "state" / "server", budget)
             meta = self._read_meta()
         except lmdb.Error as error:
             self._lock.close()
             raise RunError(
                 f"the state of {folder} cannot be read: {error}; restore the folder's state/"
             ) from None
+        except RunError:
+            self._disk.close()
+            self._lock.close()
+            raise
         lengths = meta["lengths"] if meta else {}
         self._files = {name: _open_at(folder / name, lengths.get(name, 0)) for name in TABLES}
         self._syncing = ThreadPoolExecutor(len(TABLES), thread_name_prefix="sync")
@@ -84,7 +96,7 @@ class RunStore:
         """Let go of the folder. Raises OSError, the folder being free all the same, if the disk is full."""
         with ExitStack() as stack:
             stack.callback(self._lock.close)
-            stack.callback(self._env.close)
+            stack.callback(self._disk.close)
             for handle in self._files.values():
                 stack.callback(handle.close)
             self._syncing.shutdown()
@@ -96,45 +108,59 @@ class RunStore:
         self.close()
 
     def _read_meta(self) -> dict[str, Any] | None:
-        with self._env.begin() as txn:
-            raw = txn.get(b"meta")
-        return None if raw is None else json.loads(raw)
+        raw = self._disk.meta()
+        if raw is None:
+            return None
+        meta: dict[str, Any] = json.loads(raw)
+        if (found := meta.get("format", 1)) != FORMAT:
+            raise RunError(
+                f"{self.folder} was written by another version of fedreuse (format {found} of a run's state, this one "
+                f"has {FORMAT}); go on with that version, or run it again into another folder"
+            )
+        return meta
 
     def load(self) -> RunState | None:
         """The state after the last committed round; None for a run that never committed."""
         meta = self._read_meta()
         if meta is None:
             return None
-        with self._env.begin(buffers=True) as txn:
-            past = {n: np.frombuffer(value, np.uint8).copy() for n, value in _under(txn, _MODEL)}
-            examples = {int(k): v for k, v in json.loads(bytes(txn.get(b"examples", b"{}"))).items()}
-            caches = {n: _unpack(bytes(value)) for n, value in _under(txn, _CACHE)}
+        past: dict[int, NDArray[np.uint8]] = {}
+        for number in self._disk.numbers(_MODELS):
+            model = self._disk.get(_MODELS, number, lambda raw: np.frombuffer(raw, np.uint8).copy())
+            assert model is not None
+            past[number] = model
         flat = past.pop(meta["committed"], None)
         if flat is None:
-            raise RunError(f"{self.folder} was written by another version, or its state is damaged")
-        return RunState(
-            meta["run"], meta["schema_hash"], meta["committed"], flat, examples, caches, meta["notes"], past
-        )
+            raise RunError(
+                f"the state of {self.folder} is damaged: it lacks the model; restore the folder's state/"
+            )
+        state = RunState(meta["run"], meta["schema_hash"], meta["committed"], flat, meta["notes"], past)
+        self._attach(state)
+        self._disk.trim()
+        return state
+
+    def _attach(self, state: RunState) -> None:
+        for table in state.tables:
+            table.attach(self._disk)
 
     def initialise(self, state: RunState, headers: Mapping[str, Sequence[str]]) -> None:
         """Commit a fresh state; `headers` are the column names of the CSV tables."""
         for name, columns in headers.items():
             self._files[name].write(_csv_text([columns]))
-        self.commit(state, changed=state.caches)
+        self._attach(state)
+        self.commit(state)
 
     def commit(
         self,
         state: RunState,
         *,
-        changed: Iterable[int] = (),
         rows: Mapping[str, Iterable[Sequence[Any]]] | None = None,
         events: Iterable[Mapping[str, Any]] = (),
         history: int = 0,
     ) -> None:
         """Make a state durable together with new table rows and events; atomic.
 
-        `changed` names the clients whose cached update differs from the last commit (absent: dropped);
-        `history` is how many models before the current one stay.
+        `history` is how many models before the current one stay. What is written of clients is what changed.
         Raises OSError if the disk is full; the last commit then still stands.
         """
         for name, table in (rows or {}).items():
@@ -143,52 +169,37 @@ class RunStore:
         # At the same time, so that one journal commit of the file system serves all.
         lengths = dict(zip(self._files, self._syncing.map(_flush, self._files.values()), strict=True))
         meta = {
+            "format": FORMAT,
             "run": state.run,
             "schema_hash": state.schema_hash,
             "committed": state.committed,
             "lengths": lengths,
             "notes": state.notes,
         }
-        try:
-            with self._env.begin(write=True) as txn:
-                txn.put(b"meta", json.dumps(meta).encode())
-                txn.put(_MODEL + b"%010d" % state.committed, state.flat.data)
-                for old in [n for n, _ in _under(txn, _MODEL) if not 0 <= state.committed - n <= history]:
-                    txn.delete(_MODEL + b"%010d" % old)
-                txn.put(b"examples", json.dumps(state.examples).encode())
-                for client in changed:
-                    key = _CACHE + b"%010d" % client
-                    cached = state.caches.get(client)
-                    if cached is None:
-                        txn.delete(key)
-                    else:
-                        txn.put(key, _pack(cached))
-        except (lmdb.DiskError, lmdb.MapFullError) as error:
-            raise OSError(f"the state of {self.folder} could not be written: {error}") from error
+        old = [n for n in self._disk.numbers(_MODELS) if not 0 <= state.committed - n <= history]
+        with self._disk.writing() as writer:
+            writer.meta(json.dumps(meta).encode())
+            writer.put(_MODELS, state.committed, state.flat.data)
+            for number in old:
+                writer.delete(_MODELS, number)
+            for changed in state.tables:
+                changed.write(writer)
+        for changed in state.tables:
+            changed.written()
+        self._disk.trim()
 
 
 def read_weights(folder: Path) -> tuple[int, NDArray[np.uint8]]:
     """Rounds committed and the flat global state, for a reader beside the owner of the run."""
-    path = folder / "state" / "server"
-    if not path.exists():
+    try:
+        disk = Disk(folder / "state" / "server", beside=True)
+    except lmdb.Error:
+        raise RunError(f"{folder} has no committed state that this version can read") from None
+    with closing(disk):
+        newest = disk.newest(_MODELS, lambda meta: int(json.loads(meta)["committed"]))
+    if newest is None:
         raise RunError(f"{folder} has no committed state")
-    with lmdb.open(str(path), readonly=True, map_size=MAP_BYTES) as env, env.begin() as txn:
-        meta = txn.get(b"meta")
-        committed = None if meta is None else json.loads(meta)["committed"]
-        weights = None if committed is None else txn.get(_MODEL + b"%010d" % committed)
-    if committed is None or weights is None:
-        raise RunError(f"{folder} has no committed state")
-    return committed, np.frombuffer(weights, np.uint8)
-
-
-def _under(txn: Any, prefix: bytes) -> Iterator[tuple[int, Any]]:
-    """The numbers after `prefix` in the keys, with their values."""
-    cursor = txn.cursor()
-    if cursor.set_range(prefix):
-        for key, value in cursor:
-            if not bytes(key).startswith(prefix):
-                return
-            yield int(bytes(key)[len(prefix) :]), value
+    return newest[0], np.frombuffer(newest[1], np.uint8)
 
 
 def _exclusive(folder: Path) -> IO[str]:
@@ -222,14 +233,3 @@ def _csv_text(rows: Iterable[Sequence[Any]]) -> str:
     out = io.StringIO()
     csv.writer(out, lineterminator="\n").writerows(rows)
     return out.getvalue()
-
-
-def _pack(cached: CachedUpdate) -> bytes:
-    head = {"round": cached.round, "blocks": [list(asdict(b).values()) for b in cached.payload.blocks]}
-    return json.dumps(head).encode() + b"\n" + bytes(cached.payload.body)
-
-
-def _unpack(raw: bytes) -> CachedUpdate:
-    head, _, body = raw.partition(b"\n")
-    fields = json.loads(head)
-    return CachedUpdate(fields["round"], Payload(tuple(Block(*b) for b in fields["blocks"]), body))

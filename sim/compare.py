@@ -17,7 +17,7 @@ import yaml
 from fedreuse.proto import modelled
 from fedreuse.proto.ledger import CONNECTION_LAYERS, MESSAGE_LAYERS, Direction, Layer, MessageLayer
 from fedreuse.proto.schema import Schema
-from fedreuse.server.federation import CAUSES
+from fedreuse.server.outcome import CAUSES
 from fedreuse.server.store import RunError
 from fedreuse.server.weights import load_model
 from fedreuse.sim import remarks

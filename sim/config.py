@@ -17,10 +17,9 @@ from fedreuse.client.settings import (
 )
 from fedreuse.proto.faults import Fault
 from fedreuse.server.aggregate import StepSettings
-from fedreuse.server.federation import FederationSettings
 from fedreuse.server.gate import GateSettings
 from fedreuse.server.memory import MemorySettings
-from fedreuse.server.settings import ServerSettings
+from fedreuse.server.settings import FederationSettings, ServerSettings
 from fedreuse.sim.partition.settings import PartitionSettings, short_form
 from fedreuse.sim.recipes import RECIPES
 

@@ -11,7 +11,8 @@ from fedreuse.client.results import LocalUpdate, Score, failure
 from fedreuse.proto import federation_pb2 as pb
 from fedreuse.proto.errors import HARMLESS, ProtocolError
 from fedreuse.proto.faults import Fault, FaultPlan, Phase
-from fedreuse.server.federation import Closing, Federation
+from fedreuse.server.federation import Federation
+from fedreuse.server.outcome import Closing
 from fedreuse.server.round import AskScore, Command, Reuse, SendModel, State, Train
 from fedreuse.sim.links import Link
 from fedreuse.sim.pool import Pool
@@ -25,7 +26,7 @@ _FAULT_CODES = {
 
 
 class Engine:
-    """Runs rounds until the federation is finished.
+    """Runs rounds until the federation is finished. Clients join when they are first selected.
 
     `order` may reorder work that is ready at the same moment; results must not depend on it.
     """
@@ -38,12 +39,11 @@ class Engine:
         link: Link,
         faults: Iterable[Fault] = (),
         *,
-        join_all: bool = False,
         order: Callable[[list[Future[Any]]], list[Future[Any]]] = lambda ready: ready,
     ) -> None:
         self._federation, self._pool, self._held, self._link = federation, pool, held, link
         planned = tuple(faults)
-        self._faults, self._order, self._join_all = FaultPlan(planned), order, join_all
+        self._faults, self._order = FaultPlan(planned), order
         self._deaths = [fault for fault in planned if fault.dies]
         self._joined: set[int] = set()
         self._work: dict[Future[Any], tuple[int, str]] = {}
@@ -53,11 +53,6 @@ class Engine:
         if self._federation.finished:
             return
         self._wipe()
-        if self._join_all:
-            away = self._away(self._federation.next_round)
-            for client in range(self._federation.settings.total):
-                if client not in away:
-                    self._join(client)
         while not self._federation.finished:
             self._round()
             committed(self._federation.latest)
@@ -84,17 +79,21 @@ class Engine:
         federation, number = self._federation, self._federation.next_round
         away = self._away(number)
         federation.state.notes.pop("wiped", None)
-        for client in federation.cohort(number):
-            if client not in away:
-                self._join(client)
+        with self._held.together():
+            for client in federation.cohort(number):
+                if client not in away:
+                    self._join(client)
         self._link.open_round(number)
-        self._carry_out(federation.open_round(away))
-        while self._work:
-            done, _ = wait(self._work, return_when=FIRST_COMPLETED)
-            for future in self._order(sorted(done, key=lambda f: self._work[f])):
-                self._carry_out(self._result(self._work.pop(future)[0], future))
-        for closing in federation.commit():
-            self._close(closing)
+        with self._held.together():  # what this process's clients stage must last only from the commit on
+            self._carry_out(federation.open_round(away))
+            while self._work:
+                done, _ = wait(self._work, return_when=FIRST_COMPLETED)
+                for future in self._order(sorted(done, key=lambda f: self._work[f])):
+                    self._carry_out(self._result(self._work.pop(future)[0], future))
+        closings = federation.commit()
+        with self._held.together():
+            for closing in closings:
+                self._close(closing)
         self._wipe()
 
     def _carry_out(self, commands: list[Command]) -> None:

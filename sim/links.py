@@ -18,8 +18,9 @@ from fedreuse.proto.errors import ProtocolError
 from fedreuse.proto.frames import Incoming, Outgoing
 from fedreuse.proto.ledger import Row
 from fedreuse.proto.transfers import form, transfer_header
-from fedreuse.server.federation import Closing, Federation
+from fedreuse.server.federation import Federation
 from fedreuse.server.messages import Broadcast, closed, held_versions, order, welcome
+from fedreuse.server.outcome import Closing
 from fedreuse.server.round import AskScore, Reuse, Train
 
 Received = tuple[pb.SparseUpdate, Payload, Row]
@@ -53,50 +54,23 @@ class Link(Protocol):
     def finish(self) -> None: ...
 
 
-class Holdings:
-    """Which model every virtual client holds, as far as it matters; a part of the run's durable state."""
-
-    def __init__(self, federation: Federation) -> None:
-        self._federation = federation
-
-    @property
-    def _rounds(self) -> dict[str, int]:
-        rounds: dict[str, int] = self._federation.state.notes.setdefault("holdings", {})
-        return rounds
-
-    def get(self, client: int) -> int | None:
-        return self._rounds.get(str(client))
-
-    def put(self, client: int, round: int) -> None:
-        self._rounds[str(client)] = round
-
-    def drop(self, client: int) -> None:
-        self._rounds.pop(str(client), None)
-
-    def prune(self) -> None:
-        """Forget models that the server no longer has either."""
-        known = self._federation.versions.get
-        kept = {client: round for client, round in self._rounds.items() if known(round) is not None}
-        self._federation.state.notes["holdings"] = kept
-
-
 class DirectLink:
     """Nothing is serialized but the bodies themselves: layers `message` and `grpc` stay absent."""
 
     def __init__(self, federation: Federation) -> None:
         self._federation = federation
-        self._holdings = Holdings(federation)
+        self._holdings = federation.state.holdings
 
     def join(self, client: int, examples: int, held: Held) -> int | None:
         return self._federation.join(client, examples, held.run, held.current, held.staged)
 
     def open_round(self, round: int) -> None:
-        self._holdings.prune()
+        pass
 
     def send_model(self, client: int) -> None:
         federation, release = self._federation, self._federation.versions.current
         sealed = release.sealed(release.base(self._holdings.get(client)))
-        self._holdings.put(client, release.round)
+        self._holdings[client] = release.round
         federation.sent(release, sealed)
         charge = federation.books.modelled_bytes("model", client, release.round)
         federation.books.record(
@@ -139,7 +113,7 @@ class DirectLink:
         pass
 
     def drop(self, client: int) -> None:
-        self._holdings.drop(client)
+        self._holdings.pop(client, None)
 
     def finish(self) -> None:
         pass
@@ -158,18 +132,30 @@ class _Forget:
 class WireLink:
     """Every message is serialized, cut into frames, put together again and checked, as over gRPC.
 
-    `tap`, if given, sees every message as the server does.
+    `tap`, if given, sees every message as the server does. Only the ends of clients in the open round live; of the
+    others a few numbers are kept, so that a hundred thousand of them cost little.
     """
 
     def __init__(self, federation: Federation, plan: ClientPlan, tap: Tap | None = None) -> None:
         self._federation, self._plan, self._tap = federation, plan, tap
         self._ends: dict[int, tuple[Channel, ClientSession]] = {}
-        self._holdings = Holdings(federation)
+        self._parked: dict[int, tuple[int, int]] = {}
+        """Whole messages that went up and down in the sessions of clients that are not in the round."""
+        self._holdings = federation.state.holdings
         self._broadcasts: dict[int | None, Broadcast] = {}
         self._shelf = Shelf()
         self._round = 0
 
     def join(self, client: int, examples: int, held: Held) -> int | None:
+        federation = self._federation
+        _, session = self._ends[client] = self._new_ends(client)
+        join = self._receive(client, session.join(examples, held, secrets.randbits(64)))[0].message
+        confirmed = federation.join(client, join.examples, join.run, *held_versions(join))
+        message = welcome(federation, self._plan.to_proto(), secrets.randbits(64), confirmed, heartbeat=10.0)
+        self._send(client, "welcome", message)
+        return confirmed
+
+    def _new_ends(self, client: int) -> tuple[Channel, ClientSession]:
         federation = self._federation
         channel = Channel(
             "server",
@@ -182,15 +168,23 @@ class WireLink:
         )
         session = ClientSession(client, _Forget(), self._shelf)
         session.model = self._model_of(client)
-        self._ends[client] = channel, session
-        join = self._receive(client, session.join(examples, held, secrets.randbits(64)))[0].message
-        confirmed = federation.join(client, join.examples, join.run, *held_versions(join))
-        message = welcome(federation, self._plan.to_proto(), secrets.randbits(64), confirmed, heartbeat=10.0)
-        self._send(client, "welcome", message)
-        return confirmed
+        return channel, session
+
+    def _both(self, client: int) -> tuple[Channel, ClientSession]:
+        """The two ends of a client's session."""
+        if client not in self._ends:
+            up, down = self._parked.pop(client)
+            channel, session = self._ends[client] = self._new_ends(client)
+            channel.go_on(received=up, sent=down)
+            session.go_on(self._federation.schema, self._plan, received=down, sent=up)
+        return self._ends[client]
+
+    def _park(self, client: int) -> None:
+        channel, _ = self._ends.pop(client)
+        self._parked[client] = channel.received, channel.sent
 
     def _model_of(self, client: int) -> tuple[int, Payload] | None:
-        """What the client received before this process began."""
+        """What the client received before its ends were made here."""
         round = self._holdings.get(client)
         flat = None if round is None else self._federation.versions.get(round)
         if round is None or flat is None:
@@ -199,7 +193,6 @@ class WireLink:
 
     def open_round(self, round: int) -> None:
         self._round, self._broadcasts = round, {}
-        self._holdings.prune()
 
     def send_model(self, client: int) -> None:
         release, schema = self._federation.versions.current, self._federation.schema
@@ -209,48 +202,52 @@ class WireLink:
         if base not in self._broadcasts:
             self._broadcasts[base] = Broadcast.of(schema, release.round, sealed)
         broadcast = self._broadcasts[base]
-        channel, session = self._ends[client]
+        channel, session = self._both(client)
         out = channel.send("model", broadcast.message, chunks=broadcast.chunks, body=broadcast.body)
         self._deliver(channel, session, out)
-        self._holdings.put(client, release.round)
+        self._holdings[client] = release.round
 
     def order(self, client: int, command: AskScore | Train | Reuse) -> None:
         self._send(client, *order(self._round, command))
 
     def score(self, client: int, score: Score) -> pb.ScoreReply:
-        _, session = self._ends[client]
+        _, session = self._both(client)
         reply = self._receive(client, session.score_reply(self._round, score))[0].message
         assert isinstance(reply, pb.ScoreReply)
         return reply
 
     def update(self, client: int, local: LocalUpdate, *, garbage: bool) -> Received:
-        _, session = self._ends[client]
+        _, session = self._both(client)
         incoming, row = self._receive(client, session.update(self._round, local, garbage=garbage))
         assert incoming.payload is not None
         return incoming.message, incoming.payload, row
 
     def failed(self, client: int, code: pb.Code, detail: str) -> None:
-        _, session = self._ends[client]
+        _, session = self._both(client)
         self._receive(client, session.failed(self._round, code, detail))
 
     def close(self, closing: Closing) -> None:
         if closing.client in self._ends:
             actions = self._send(closing.client, "round_closed", closed(closing))
             assert actions == [Closed(closing.round, closing.accepted)]
+            self._park(closing.client)
 
     def drop(self, client: int) -> None:
-        channel, _ = self._ends.pop(client)
+        channel, _ = self._both(client)
+        del self._ends[client]
         channel.settle(None)
-        self._holdings.drop(client)
+        self._holdings.pop(client, None)
 
     def finish(self) -> None:
-        for client, (channel, session) in self._ends.items():
+        for client in (*self._ends, *self._parked):
+            channel, session = self._both(client)
             self._send(client, "abort", pb.Abort(code=pb.FINISHED))
             self._receive(client, session.heartbeat())
             channel.settle(None)
+            del self._ends[client]
 
     def _send(self, client: int, kind: str, message: object) -> list[Action]:
-        channel, session = self._ends[client]
+        channel, session = self._both(client)
         return self._deliver(channel, session, channel.send(kind, message))
 
     def _deliver(self, channel: Channel, session: ClientSession, out: Outgoing) -> list[Action]:
@@ -259,7 +256,7 @@ class WireLink:
         return actions
 
     def _receive(self, client: int, out: Outgoing) -> tuple[Incoming, Row]:
-        channel, _ = self._ends[client]
+        channel, _ = self._both(client)
         for frame in out.frames:
             whole = channel.feed(frame)
         if whole is None:

@@ -126,7 +126,7 @@ def create_run(config: RunConfig, task: Task | None, model: Path | None = None, 
 def open_federation(folder: Path, config: RunConfig, evaluator: Evaluator | None) -> Federation:
     """The federation of a run folder after its last committed round. Raises RunError."""
     schema, flat = load_model(folder / INITIAL)
-    store, settings = RunStore(folder), config.federation()
+    store, settings = RunStore(folder, config.memory.budget), config.federation()
     state = store.load()
     if state is None:
         state = new_state(secrets.token_hex(8), schema, flat)

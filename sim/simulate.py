@@ -55,7 +55,7 @@ def simulate(
     tap = None if capture is None else capture.tap(federation.schema, federation.next_round)
     link = WireLink(federation, config.plan(), tap) if wire else DirectLink(federation)
     try:
-        Engine(federation, pool, held, link, config.faults, join_all=wire).run(committed)
+        Engine(federation, pool, held, link, config.faults).run(committed)
         return finish(folder, config, federation, evaluator)
     finally:
         pool.close()

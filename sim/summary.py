@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedreuse.proto import modelled
-from fedreuse.server.federation import CAUSES
+from fedreuse.server.outcome import CAUSES
 from fedreuse.server.store import RunError
 from fedreuse.server.weights import load_model
 from fedreuse.sim.chronology import staleness

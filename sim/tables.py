@@ -8,7 +8,7 @@ from itertools import zip_longest
 from rich.console import Console
 
 from fedreuse.proto.ledger import Direction, Layer
-from fedreuse.server.federation import CAUSES
+from fedreuse.server.outcome import CAUSES
 from fedreuse.sim.compare import Comparison, Run
 from fedreuse.sim.details import details
 from fedreuse.sim.page import Lines, Page

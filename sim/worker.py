@@ -45,7 +45,9 @@ class Worker:
         self._read = read
         self._plan: ClientPlan = config.plan()
         self._schema: Schema = load_model(folder / INITIAL)[0]
-        self._host = ClientHost(task, resolve_device(device), held)
+        # A round's clients and as many again: memory does not grow with those who were here before.
+        keep = 2 * config.clients.per_round
+        self._host = ClientHost(task, resolve_device(device), held, keep)
         self._weights: tuple[int, Payload] | None = None
 
     def look(self, client: int) -> tuple[int, Held]:

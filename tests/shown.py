@@ -12,7 +12,7 @@ import numpy as np
 
 from fedreuse.proto.schema import PARAMETER, Schema, TensorSpec
 from fedreuse.proto.streams import cohort
-from fedreuse.server.federation import CAUSES
+from fedreuse.server.outcome import CAUSES
 from fedreuse.server.weights import save_model
 from fedreuse.sim.config import RunConfig
 from fedreuse.sim.study.folder import Study

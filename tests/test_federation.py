@@ -24,16 +24,16 @@ from fedreuse.server import messages
 from fedreuse.server.aggregate import StepSettings
 from fedreuse.server.federation import (
     TABLE_HEADERS,
-    Closing,
     Evaluator,
     Federation,
-    FederationSettings,
     new_state,
 )
 from fedreuse.server.gate import GateSettings
 from fedreuse.server.memory import MemorySettings
 from fedreuse.server.messages import Broadcast
+from fedreuse.server.outcome import Closing
 from fedreuse.server.round import AskScore, Command, Reuse, SendModel, State, Train
+from fedreuse.server.settings import FederationSettings
 from fedreuse.server.store import RunStore
 
 RUN = "00c0ffee00c0ffee"

@@ -17,9 +17,10 @@ from fedreuse.proto.frames import Receiver, chunk_frames, outgoing
 from fedreuse.proto.codec import transfer_header
 from fedreuse.proto.ledger import Row
 from fedreuse.proto.schema import PARAMETER, Schema, TensorSpec
-from fedreuse.server.federation import TABLE_HEADERS, Federation, FederationSettings, new_state
+from fedreuse.server.federation import TABLE_HEADERS, Federation, new_state
 from fedreuse.server.gate import GateSettings
 from fedreuse.server.memory import MemorySettings
+from fedreuse.server.settings import FederationSettings
 from fedreuse.server.store import RunStore
 
 CLIENTS, ROUNDS = 300, 60

@@ -20,7 +20,7 @@ import pytest
 
 from fedreuse.proto import federation_pb2 as pb
 from fedreuse.proto.codec import Block, Payload
-from fedreuse.server import store
+from fedreuse.server import disk
 from fedreuse.server.memory import CachedUpdate
 from fedreuse.server.store import RunError, RunState, RunStore, read_weights
 
@@ -61,12 +61,13 @@ def play_round(run: RunStore, state: RunState) -> None:
 
 
 def same(one: RunState | None, other: RunState) -> bool:
+    """For states without clients; the tables of `other` may be closed."""
     return (
         one is not None
         and one.flat.dtype == np.uint8
         and one.flat.tobytes() == other.flat.tobytes()
         and (one.run, one.schema_hash, one.committed) == (other.run, other.schema_hash, other.committed)
-        and (one.examples, one.caches, one.notes) == (other.examples, other.caches, other.notes)
+        and (one.examples, one.caches, one.holdings, one.notes) == ({}, {}, {}, other.notes)
     )
 
 
@@ -106,19 +107,26 @@ def test_everything_comes_back(tmp_path: Path) -> None:
     run, state = started(tmp_path)
     state.committed = 7
     state.flat = np.frombuffer(os.urandom(5000), np.uint8).copy()
-    state.examples = {0: 1, 3: 200, 999_999_999: (1 << 64) - 1}
-    state.caches = {0: cached(6, 1.5, -2.0), 999_999_999: cached(2, 0.25), 12: cached(0, 3.0, 4.0, 5.0)}
+    examples = {0: 1, 3: 200, 999_999_999: (1 << 64) - 1}
+    caches = {0: cached(6, 1.5, -2.0), 999_999_999: cached(2, 0.25), 12: cached(0, 3.0, 4.0, 5.0)}
+    state.examples.update(examples)
+    state.caches.update(caches)
+    state.holdings.update({12: 7, 3: 0})
     state.notes = {"best": 0.75, "best_round": 5, "stopped_early": False, "list": [1, None, "ä"]}
-    run.commit(state, changed=state.caches)
-    assert same(run.load(), state)
+    run.commit(state)
     run.close()
     with RunStore(tmp_path) as again:
         loaded = again.load()
-        assert same(loaded, state)
         assert loaded is not None
+        assert (loaded.examples, loaded.caches, loaded.holdings) == (examples, caches, {12: 7, 3: 0})
+        assert (loaded.run, loaded.schema_hash, loaded.committed, loaded.notes, loaded.flat.tobytes()) == (
+            *(state.run, state.schema_hash, 7, state.notes, state.flat.tobytes()),
+        )
         # The loaded weights are the caller's own: writing to them does not reach the store.
         loaded.flat[:] = 0
-        assert same(again.load(), state)
+        once_more = again.load()
+        assert once_more is not None
+        assert once_more.flat.tobytes() == state.flat.tobytes()
 
 
 def test_rows_and_events_are_appended(tmp_path: Path) -> None:
@@ -157,16 +165,16 @@ def test_reopening_and_going_on_appends_to_the_same_tables(tmp_path: Path) -> No
 
 def test_cached_updates_change_and_go(tmp_path: Path) -> None:
     run, state = started(tmp_path)
-    state.caches = {1: cached(0, 1.0), 2: cached(0, 2.0), 3: cached(0, 3.0)}
-    run.commit(state, changed=[1, 2, 3])
-    state.caches = {1: cached(4, 10.0, 11.0), 3: state.caches[3]}
-    run.commit(state, changed=[1, 2])
-    run.commit(state, changed=[2])  # dropped twice, or never there: no matter
+    state.caches.update({1: cached(0, 1.0), 2: cached(0, 2.0), 3: cached(0, 3.0)})
+    run.commit(state)
+    state.caches[1] = cached(4, 10.0, 11.0)
+    del state.caches[2]
+    run.commit(state)
     run.close()
     with RunStore(tmp_path) as again:
         loaded = again.load()
-    assert loaded is not None
-    assert loaded.caches == {1: cached(4, 10.0, 11.0), 3: cached(0, 3.0)}
+        assert loaded is not None
+        assert loaded.caches == {1: cached(4, 10.0, 11.0), 3: cached(0, 3.0)}
 
 
 # ---------------------------------------------------------------- after a crash
@@ -244,7 +252,6 @@ while True:
     state.examples[n] = n
     run.commit(
         state,
-        changed=[n % 5],
         rows={"rounds.csv": [[n]], "bytes.csv": [[n, client] for client in range(3)]},
         events=[{"type": "train", "round": n}, {"type": "committed", "round": n}],
     )
@@ -264,15 +271,15 @@ def test_a_run_killed_at_any_moment_is_whole(tmp_path: Path) -> None:
         child.communicate()
         with RunStore(tmp_path) as run:
             state = run.load()
-        assert state is not None
-        assert state.committed >= committed
-        committed = n = state.committed
-        numbers = range(1, n + 1)
-        assert set(state.flat.tolist()) == {n % 251}
-        assert state.examples == {k: k for k in numbers}
-        assert {c.round: bytes(c.payload.body) for c in state.caches.values()} == {
-            k: k.to_bytes(4, "little") for k in numbers[-5:]
-        }
+            assert state is not None
+            assert state.committed >= committed
+            committed = n = state.committed
+            numbers = range(1, n + 1)
+            assert set(state.flat.tolist()) == {n % 251}
+            assert state.examples == {k: k for k in numbers}
+            assert {c.round: bytes(c.payload.body) for c in state.caches.values()} == {
+                k: k.to_bytes(4, "little") for k in numbers[-5:]
+            }
         assert table(tmp_path / "rounds.csv") == [["round"], *([str(k)] for k in numbers)]
         assert table(tmp_path / "bytes.csv")[1:] == [[str(k), str(c)] for k in numbers for c in range(3)]
         assert [e["round"] for e in events(tmp_path) if e["type"] == "committed"] == list(numbers)
@@ -306,12 +313,14 @@ def test_a_failing_disk_leaves_the_last_commit(tmp_path: Path, monkeypatch: pyte
 
 def test_a_full_state_leaves_the_last_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patched:
-        patched.setattr(store, "MAP_BYTES", 1 << 17)
+        patched.setattr(disk, "MAP_BYTES", 1 << 17)
         run, state = started(tmp_path)
         play_round(run, state)
         state.flat = np.zeros(1 << 18, np.uint8)
         state.committed = 2
-        with pytest.raises(OSError, match=f"the state of {tmp_path} could not be written") as caught:
+        with pytest.raises(
+            OSError, match=f"the state in {tmp_path}/state/server could not be written"
+        ) as caught:
             run.commit(state, rows={"rounds.csv": [[2, 3]]})
         assert isinstance(caught.value.__cause__, lmdb.MapFullError)
         run.close()

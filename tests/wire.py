@@ -18,11 +18,11 @@ from fedreuse.proto.codec import encode, transfer_header
 from fedreuse.proto.frames import Incoming, Receiver, chunk_frames, outgoing
 from fedreuse.proto.modelled import kept
 from fedreuse.proto.schema import FLOAT_BUFFER, INTEGER_BUFFER, PARAMETER, Schema, TensorSpec
-from fedreuse.server.federation import TABLE_HEADERS, Federation, FederationSettings, new_state
+from fedreuse.server.federation import TABLE_HEADERS, Federation, new_state
 from fedreuse.server.gate import GateSettings
 from fedreuse.server.memory import MemorySettings
 from fedreuse.server.service import Service
-from fedreuse.server.settings import ServerSettings
+from fedreuse.server.settings import FederationSettings, ServerSettings
 from fedreuse.server.store import RunStore
 
 SCHEMA = Schema.of(

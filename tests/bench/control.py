@@ -43,8 +43,8 @@ from fedreuse.proto.channel import Channel
 from fedreuse.proto.ledger import Row
 from fedreuse.proto.meter import Meter, Reading, parse_peer
 from fedreuse.proto.schema import PARAMETER, Schema, TensorSpec
-from fedreuse.server.federation import Closing
 from fedreuse.server.messages import closed, order, welcome
+from fedreuse.server.outcome import Closing
 from fedreuse.server.round import AskScore, Reuse, Train
 from fedreuse.server.settings import TlsSettings
 from fedreuse.server.tls import server_credentials

@@ -22,9 +22,9 @@ from fedreuse.proto.allocator import keep_large_blocks
 from fedreuse.proto.codec import Payload, encode
 from fedreuse.proto.schema import FLOAT_BUFFER, PARAMETER, Schema, TensorSpec
 from fedreuse.proto.transfers import plain
-from fedreuse.server.federation import TABLE_HEADERS, Federation, FederationSettings, new_state
+from fedreuse.server.federation import TABLE_HEADERS, Federation, new_state
 from fedreuse.server.service import Service
-from fedreuse.server.settings import ServerSettings
+from fedreuse.server.settings import FederationSettings, ServerSettings
 from fedreuse.server.store import RunStore
 
 
