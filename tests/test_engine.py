@@ -136,6 +136,13 @@ def test_real_messages_are_the_same_run(reference: tuple[str, Path], tmp_path: P
     assert_twins(folder, completed(case(name, tmp_path / "run"), wire=True))
 
 
+def test_a_budget_of_nothing_is_the_same_run(reference: tuple[str, Path], tmp_path: Path) -> None:
+    name, folder = reference
+    tight = completed(case(name, tmp_path / "run", "memory.budget=0"))
+    assert_twins(folder, tight)
+    assert (tight / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
+
+
 def test_the_same_run_twice_is_the_same_run(reference: tuple[str, Path], tmp_path: Path) -> None:
     name, folder = reference
     again = completed(case(name, tmp_path / "run"))
@@ -711,8 +718,11 @@ def lines(path: Path) -> int:
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
-def test_killed_at_random_moments_and_resumed(tmp_path: Path, undisturbed: dict[bool, Path]) -> None:
-    config = case("line with faults", tmp_path / "run")
+@pytest.mark.parametrize("budget", ["1GB", "0"])
+def test_killed_at_random_moments_and_resumed(
+    tmp_path: Path, undisturbed: dict[bool, Path], budget: str
+) -> None:
+    config = case("line with faults", tmp_path / "run", f"memory.budget={budget}")
     folder, rng, kills = create_run(config, make_task(config)), random.Random(1), 0
     while True:
         process, before = child(folder), lines(folder / "rounds.csv")
