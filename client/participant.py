@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from fedreuse.client.held import Held, HeldStore
 from fedreuse.client.proxy import Signature, discrepancy, head_gradient, refreshed
-from fedreuse.client.results import LocalUpdate, Score
+from fedreuse.client.results import Learned, LocalUpdate, Score
 from fedreuse.client.settings import ClientPlan
 from fedreuse.client.task import Task
 from fedreuse.client.trainer import train
@@ -60,21 +60,26 @@ class Participant:
         return Score(discrepancy(proxy, tensors[SIGNATURE]), held.current)
 
     def train(self, round: int, weights: Payload) -> LocalUpdate:
+        """As `learn`, and code the update for the wire."""
+        learned = self.learn(round, weights)
+        base = round, as_state(weights.body)
+        sealed = seal(self._schema, learned.payload, base) if self._plan.pack else plain(learned.payload)
+        return LocalUpdate(sealed, learned.steps, learned.train_loss)
+
+    def learn(self, round: int, weights: Payload) -> Learned:
         """Train, compress, and stage the new signature. Raises ProtocolError NOT_FINITE if it diverged."""
         self._bench.load(weights)
         trained = train(
             self._task, self._bench.model, self._data, self._plan, self.client, round, self._bench.device
         )
         payload = encode(self._schema, self._bench.delta(weights), self._kept)
-        base = round, as_state(weights.body)
-        sealed = seal(self._schema, payload, base) if self._plan.pack else plain(payload)
         if self._plan.proxy is not None:
             refresh = self._proxy(Purpose.PROXY_REFRESH, round, weights)
             tensors = self._held.current(self.client)
             old = tensors[SIGNATURE] if tensors is not None else None
             signature = refreshed(old, refresh, self._plan.proxy.keep)
             self._held.stage(self.client, self._run, round, {SIGNATURE: signature})
-        return LocalUpdate(sealed, trained.steps, trained.loss)
+        return Learned(payload, trained.steps, trained.loss)
 
     def closed(self, round: int, accepted: bool) -> None:
         """The server closed `round`; `accepted` says whether this client's fresh update counted."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fedreuse.proto import federation_pb2 as pb
+from fedreuse.proto.codec import Payload
 from fedreuse.proto.errors import ProtocolError
 from fedreuse.proto.transfers import Sealed
 
@@ -15,6 +16,15 @@ class Score:
 
     value: float
     signature_round: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """What a local training of `steps` optimiser steps yields, its Top-K taken, not coded for a wire."""
+
+    payload: Payload
+    steps: int
+    train_loss: float
 
 
 @dataclass(frozen=True, slots=True)

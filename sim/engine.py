@@ -7,7 +7,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any
 
 from fedreuse.client.held import HeldStore
-from fedreuse.client.results import LocalUpdate, Score, failure
+from fedreuse.client.results import Learned, LocalUpdate, Score, failure
 from fedreuse.proto import federation_pb2 as pb
 from fedreuse.proto.errors import HARMLESS, ProtocolError
 from fedreuse.proto.faults import Fault, FaultPlan, Phase
@@ -113,7 +113,8 @@ class Engine:
                 self._carry_out(self._play(fault))
             else:
                 run = self._federation.state.run
-                future = self._pool.submit(phase, run, client, self._federation.next_round)
+                method = self._link.training if phase == "train" else phase
+                future = self._pool.submit(method, run, client, self._federation.next_round)
                 self._work[future] = client, phase
 
     def _given_up(self, client: int) -> bool:
@@ -129,7 +130,7 @@ class Engine:
         """What a finished piece of work means for the round."""
         federation = self._federation
         try:
-            result: Score | LocalUpdate = future.result()
+            result: Score | Learned | LocalUpdate = future.result()
         except Exception as error:
             if not isinstance(error, ProtocolError):
                 raise  # a bug in the task or in us, not a client's misfortune

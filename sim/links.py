@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from fedreuse.client.held import Held
-from fedreuse.client.results import LocalUpdate, Score
+from fedreuse.client.results import Learned, LocalUpdate, Score
 from fedreuse.client.session import Action, ClientSession, Closed
 from fedreuse.client.settings import ClientPlan
 from fedreuse.client.shelf import Shelf
@@ -17,7 +17,6 @@ from fedreuse.proto.codec import Payload, dense_payload
 from fedreuse.proto.errors import ProtocolError
 from fedreuse.proto.frames import Incoming, Outgoing
 from fedreuse.proto.ledger import Row
-from fedreuse.proto.transfers import form, transfer_header
 from fedreuse.server.federation import Federation
 from fedreuse.server.messages import Broadcast, closed, held_versions, order, welcome
 from fedreuse.server.outcome import Closing
@@ -28,7 +27,12 @@ Received = tuple[pb.SparseUpdate, Payload, Row]
 
 
 class Link(Protocol):
-    """One round trip per method; scores and updates go straight into the federation."""
+    """One round trip per method; scores and updates go straight into the federation.
+
+    `training` is what a worker is asked for: an update coded for a wire (`train`), or as it is (`learn`).
+    """
+
+    training: str
 
     def join(self, client: int, examples: int, held: Held) -> int | None:
         """Register a client; the round of its confirmed update."""
@@ -41,7 +45,7 @@ class Link(Protocol):
 
     def score(self, client: int, score: Score) -> pb.ScoreReply: ...
 
-    def update(self, client: int, local: LocalUpdate, *, garbage: bool) -> Received:
+    def update(self, client: int, local: Any, *, garbage: bool) -> Received:
         """A verified update. Raises ProtocolError if the server refuses it."""
 
     def failed(self, client: int, code: pb.Code, detail: str) -> None: ...
@@ -55,11 +59,12 @@ class Link(Protocol):
 
 
 class DirectLink:
-    """Nothing is serialized but the bodies themselves: layers `message` and `grpc` stay absent."""
+    """Nothing is coded or serialized: only the modelled layer is there, all measured ones stay absent."""
+
+    training = "learn"
 
     def __init__(self, federation: Federation) -> None:
         self._federation = federation
-        self._holdings = federation.state.holdings
 
     def join(self, client: int, examples: int, held: Held) -> int | None:
         return self._federation.join(client, examples, held.run, held.current, held.staged)
@@ -68,21 +73,9 @@ class DirectLink:
         pass
 
     def send_model(self, client: int) -> None:
-        federation, release = self._federation, self._federation.versions.current
-        sealed = release.sealed(release.base(self._holdings.get(client)))
-        self._holdings[client] = release.round
-        federation.sent(release, sealed)
-        charge = federation.books.modelled_bytes("model", client, release.round)
-        federation.books.record(
-            Row(
-                release.round,
-                client,
-                "down",
-                "model",
-                modelled=charge,
-                payload=sealed.nbytes,
-                how=form(sealed.coding, sealed.base),
-            )
+        books, round = self._federation.books, self._federation.next_round
+        books.record(
+            Row(round, client, "down", "model", modelled=books.modelled_bytes("model", client, round))
         )
 
     def order(self, client: int, command: AskScore | Train | Reuse) -> None:
@@ -92,19 +85,14 @@ class DirectLink:
         round = self._federation.next_round
         return pb.ScoreReply(round=round, score=score.value, signature_round=score.signature_round)
 
-    def update(self, client: int, local: LocalUpdate, *, garbage: bool) -> Received:
-        federation, round, sealed = self._federation, self._federation.next_round, local.sealed
-        how = form(sealed.coding, sealed.base)
-        row = Row(round, client, "up", "update", modelled=0, payload=sealed.nbytes, how=how)
-        row.status = "refused" if garbage else "ok"
-        federation.books.record(row)
+    def update(self, client: int, local: Learned, *, garbage: bool) -> Received:
+        round = self._federation.next_round
+        row = Row(round, client, "up", "update", "refused" if garbage else "ok", modelled=0)
+        self._federation.books.record(row)
         if garbage:
             raise ProtocolError(pb.CHECKSUM, "planned fault")
-        header = transfer_header(federation.schema, sealed)
-        message = pb.SparseUpdate(
-            round=round, transfer=header, steps=local.steps, train_loss=local.train_loss
-        )
-        return message, federation.verify(message, Payload(sealed.blocks, sealed.body)), row
+        message = pb.SparseUpdate(round=round, steps=local.steps, train_loss=local.train_loss)
+        return message, local.payload, row
 
     def failed(self, client: int, code: pb.Code, detail: str) -> None:
         pass
@@ -113,7 +101,7 @@ class DirectLink:
         pass
 
     def drop(self, client: int) -> None:
-        self._holdings.pop(client, None)
+        pass
 
     def finish(self) -> None:
         pass
@@ -135,6 +123,8 @@ class WireLink:
     `tap`, if given, sees every message as the server does. Only the ends of clients in the open round live; of the
     others a few numbers are kept, so that a hundred thousand of them cost little.
     """
+
+    training = "train"
 
     def __init__(self, federation: Federation, plan: ClientPlan, tap: Tap | None = None) -> None:
         self._federation, self._plan, self._tap = federation, plan, tap

@@ -9,8 +9,7 @@ from typing import Any, Protocol
 
 from fedreuse.sim import worker
 
-PRELOADED = ["fedreuse.sim.worker", "torch._inductor"]
-"""Deterministic mode and torch's optimisers load the compiler: once here, not 1.5 s and 100 MB in each worker."""
+PRELOADED = ["fedreuse.sim.worker"]
 
 
 class Pool(Protocol):

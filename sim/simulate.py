@@ -12,6 +12,7 @@ from typing import Any
 from fedreuse.client.held import HeldStore
 from fedreuse.client.host import be_deterministic
 from fedreuse.client.task import Task
+from fedreuse.proto.allocator import keep_large_blocks
 from fedreuse.proto.captures import CaptureTo
 from fedreuse.server.federation import Federation
 from fedreuse.server.weights import save_model
@@ -41,6 +42,7 @@ def simulate(
 ) -> dict[str, Any]:
     """Run (or go on with) a run folder to its end; its summary. Only with `wire` there is something to capture."""
     be_deterministic()
+    keep_large_blocks()
     task = task or make_task(config, folder)
     evaluator = TaskEvaluator(task, archival=config.evaluation.archival)
     federation = open_federation(folder, config, evaluator)

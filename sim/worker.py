@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from fedreuse.client.held import Held, HeldStore
 from fedreuse.client.host import ClientHost, be_deterministic
 from fedreuse.client.participant import Participant
-from fedreuse.client.results import LocalUpdate, Score
+from fedreuse.client.results import Learned, LocalUpdate, Score
 from fedreuse.client.settings import ClientPlan
 from fedreuse.client.task import Task
 from fedreuse.client.workbench import resolve_device
@@ -60,6 +60,9 @@ class Worker:
 
     def train(self, run: str, client: int, round: int) -> LocalUpdate:
         return self._ready(run, client).train(round, self.weights(round))
+
+    def learn(self, run: str, client: int, round: int) -> Learned:
+        return self._ready(run, client).learn(round, self.weights(round))
 
     def weights(self, round: int) -> Payload:
         """The global weights of a round, read from the state its predecessor committed."""

@@ -22,6 +22,7 @@ from torch.nn import functional
 from torch.utils.data import Dataset, TensorDataset
 
 from fedreuse.client.held import HeldStore
+from fedreuse.client.participant import Participant
 from fedreuse.client.settings import ClientPlan, ProxySettings, TrainSettings
 from fedreuse.client.task import Task, TaskContext
 from fedreuse.client.workbench import Workbench, initial_weights, schema_of, state_arrays
@@ -243,7 +244,7 @@ class Ledger:
 STEPS: dict[str, tuple[Any, str]] = {
     "commit": (RunStore, "commit"),
     "score": (Worker, "score"),
-    "train": (Worker, "train"),
+    "train": (Participant, "learn"),
     "stage": (HeldStore, "stage"),
     "settle": (HeldStore, "settle"),
     "forget": (HeldStore, "forget"),

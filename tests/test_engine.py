@@ -92,14 +92,14 @@ def modelled_rows(folder: Path) -> list[tuple[str, ...]]:
     """Who was charged what in which round, order aside; without control messages, which are charged nothing."""
     rows = table(folder, "bytes.csv")
     return sorted(
-        (row["round"], row["client"], row["direction"], row["kind"], row["modelled"], row["payload"])
+        (row["round"], row["client"], row["direction"], row["kind"], row["modelled"])
         for row in rows
         if row["modelled"] != "0" or row["kind"] == "fault"
     )
 
 
 def rounds_without_wire(folder: Path) -> list[dict[str, str]]:
-    measured = [f"{way}link_{layer}" for way in ("up", "down") for layer in ("message", "grpc")]
+    measured = [f"{way}link_{layer}" for way in ("up", "down") for layer in MESSAGE_LAYERS]
     return table(folder, without=("seconds", *measured))
 
 
@@ -225,9 +225,9 @@ def test_the_summary_by_hand(tmp_path: Path) -> None:
     assert (summary["seed"], summary["rounds"], summary["train_limit"]) == (7, 2, None)
     assert summary["clients"] == {"total": 2, "per_round": 2}
     assert (summary["dense_bytes"], summary["selected"]) == (32, 4)
-    # Up: 2 * 10 + 2 * 16 = 52 modelled, 2 * 10 bytes of body; down: 4 * 32.
-    assert summary["uplink"] == dict.fromkeys(LAYERS) | {"modelled": 52, "payload": 20}
-    assert summary["downlink"] == dict.fromkeys(LAYERS) | {"modelled": 128, "payload": 128}
+    # Up: 2 * 10 + 2 * 16 = 52 modelled; down: 4 * 32. Nothing was coded, so nothing is measured.
+    assert summary["uplink"] == dict.fromkeys(LAYERS) | {"modelled": 52}
+    assert summary["downlink"] == dict.fromkeys(LAYERS) | {"modelled": 128}
     # 1 - 52/128 = 76/128; 1 - (128 + 52)/256 = 76/256.
     assert summary["saving"] == {
         "uplink_modelled": 0.59375,
@@ -419,7 +419,7 @@ def test_paper_buffers_are_sparse_and_dense_ones_are_not(tmp_path: Path) -> None
             task="support:Grid",
             method="topk-fedavg",
         )
-        rows = table(completed(config), "bytes.csv")
+        rows = table(completed(config, wire=True), "bytes.csv")
         assert {row["payload"] for row in rows if row["kind"] == "update"} == {str(expected)}
         # The paper's model counts the whole state dict alike, the int64 counter with its 8 bytes.
         assert {row["modelled"] for row in rows if row["kind"] == "update"} == {str(91 + 10 + 8)}
