@@ -26,7 +26,7 @@ class _Whole(ImageTask):
         self.levels = (np.arange(256) / self.brightest).astype(np.float32)
 
     def client_data(self, client: int) -> ImageSet:
-        return ImageSet(self._train, self.parts[client], self.levels)
+        return ImageSet(self._train, self.division.examples(client), self.levels)
 
     def validation(self) -> None:  # type: ignore[override]
         return None
