@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import io
+import logging
 import re
 import resource
 import shutil
@@ -293,3 +294,19 @@ def test_a_terminal_sees_rate_and_time_left(
     text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", screen.getvalue())
     assert re.search(r"SET .* 1\.0/1\.0 MB", text)
     assert re.search(r"MB/s left 0:00:0\d", text)
+
+
+def test_licence_and_size_stand_on_a_line_before_the_bar(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    screen = io.StringIO()
+    handler = logging.StreamHandler(screen)
+    monkeypatch.setattr(download, "Console", lambda **_: Console(file=screen, force_terminal=True, width=100))
+    download.logger.addHandler(handler)
+    try:
+        fetch(one_file(server.url("/a.bin", answer(CONTENT))), tmp_path)
+    finally:
+        download.logger.removeHandler(handler)
+    said = f"SET is not in {tmp_path}: downloading 1.0 MB (somebody's, under a licence)\n"
+    assert screen.getvalue().startswith(said)
+    assert "MB/s" in screen.getvalue()[len(said) :]

@@ -136,7 +136,7 @@ class _Fetching:
     def all(self, folder: Path) -> list[Path]:
         """The files, checked, in `folder`."""
         found: list[Path] = []
-        with self._bar:
+        try:
             if self._data_set.size is not None:
                 self._announce(self._data_set.size)
             for origin in self._data_set.origins():
@@ -144,6 +144,8 @@ class _Fetching:
                 self._from_first_that_gives_it(origin, path)
                 self._done += path.stat().st_size
                 found += _unpacked(origin, path) if origin.members else [path]
+        finally:
+            self._bar.stop()
         return found
 
     def _from_first_that_gives_it(self, origin: Origin, path: Path) -> None:
@@ -185,6 +187,7 @@ class _Fetching:
             logger.warning("%s is not in %s: downloading %s (%s)", this.name, self._data, said, this.terms)
             self._bar.update(self._shown, total=self._size)
             self._bar.start_task(self._shown)
+            self._bar.start()  # only now, or the line above would run into it
         needed, free = (self._size or 0) + this.unpacked, shutil.disk_usage(self._data).free
         if needed > free:
             raise _Failed(f"it takes {needed / 1e6:.0f} MB, and only {free / 1e6:.0f} MB are free there")
