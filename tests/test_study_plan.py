@@ -142,7 +142,7 @@ def test_a_wrong_file_is_refused(case):
 
 def test_the_studies_that_come_with_it(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert {"dg-paper", "dg-paper-whole", "digits-smoke"} <= built_in().keys()
+    assert {"dg-paper", "dg-paper-cifar10", "dg-paper-whole", "digits-smoke"} <= built_in().keys()
     for name in built_in():
         assert load_plan(name).name == name
     paper = load_plan("dg-paper")
