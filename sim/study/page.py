@@ -15,7 +15,7 @@ from fedreuse.sim.page import Lines, Page
 from fedreuse.sim.report import shell
 from fedreuse.sim.report.plot import COLOURS, LAYER_NAMES, WAY_NAMES, Plot
 from fedreuse.sim.study import figures
-from fedreuse.sim.study.show import Block, Showing
+from fedreuse.sim.study.show import Block, Showing, many
 from fedreuse.sim.study.tables import everything, heads, lacking, legend, overview
 
 MOST_METHODS = len(COLOURS)
@@ -64,6 +64,7 @@ def render(showing: Showing) -> str:
         "fedreuse.sim.study",
         title=f"fedreuse study: {study.plan.name}",
         showing=showing,
+        seeds=many(len(study.plan.seeds)),
         methods=methods,
         colours=[figures.colour(n) for n in range(len(methods))],
         heads=[head.replace("\n", " ") for head in heads(showing)],

@@ -231,13 +231,18 @@ def _judged(one: Compared, adjusted: float | None, plan: Comparison) -> Compared
     return Compared(one.method, one.paired, adjusted, one.retention, one.needed, verdict)
 
 
+def many(seeds: int) -> str:
+    """How many seeds, in words: "1 seed", "5 seeds"."""
+    return f"{seeds} seed{'s' if seeds != 1 else ''}"
+
+
 # ---------------------------------------------------------------- what to beware of
 
 
 def _warnings(study: Study, outcomes: Mapping[str, Outcome]) -> Iterator[str]:
     seeds = len(study.plan.seeds)
     if seeds < FEWEST_SEEDS:
-        yield f"{seeds} seeds: figures are shown, but with fewer than {FEWEST_SEEDS} nothing is claimed"
+        yield f"{many(seeds)}: figures are shown, but with fewer than {FEWEST_SEEDS} nothing is claimed"
     for outcome in outcomes.values():
         faults = outcome.story.run.clients["fault"]
         if faults:

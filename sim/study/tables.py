@@ -10,14 +10,14 @@ from fedreuse.sim.console import out
 from fedreuse.sim.page import Lines, Page
 from fedreuse.sim.report.plot import LAYER_NAMES
 from fedreuse.sim.study.convergence import STAYS
-from fedreuse.sim.study.show import Block, Compared, Row, Showing
+from fedreuse.sim.study.show import Block, Compared, Row, Showing, many
 from fedreuse.sim.study.statistics import half_width, spread
 
 
 def render(showing: Showing, console: Console = out, *, brief: bool = False) -> None:
     """Print an overview, then every figure of every data set; `brief` leaves the latter out."""
     page, study = Page(console), showing.study
-    page.heading(f"Study {study.plan.name}: {len(study.plan.seeds)} seeds, frozen {study.frozen[:10]}")
+    page.heading(f"Study {study.plan.name}: {many(len(study.plan.seeds))}, frozen {study.frozen[:10]}")
     if study.plan.description:
         page.note(study.plan.description)
     page.list([("Warning:", text) for text in showing.warnings] + [("Note:", text) for text in showing.notes])
@@ -61,7 +61,8 @@ def lacking(showing: Showing) -> Iterator[tuple[str, str]]:
 def legend(showing: Showing) -> Iterator[tuple[str, str]]:
     """How to read the tables."""
     plan, seeds = showing.study.plan, len(showing.study.plan.seeds)
-    yield "±", f"sample standard deviation over {seeds} seeds"
+    if seeds > 1:
+        yield "±", f"sample standard deviation over {seeds} seeds"
     if plan.compare:
         c = plan.compare
         share, inner = f"{100 * c.confidence:g} %", f"{100 * (2 * c.confidence - 1):g} %"
