@@ -109,5 +109,11 @@ def train(
 
 
 def seed_torch(seed: int, purpose: Purpose, client: int, round: int, draw: int = 0) -> None:
-    """Point torch's global generator at a named stream."""
-    torch.manual_seed(stream_seed(seed, purpose, client=client, round=round, draw=draw) % (1 << 63))
+    """Point torch's global generators at a named stream.
+
+    As `torch.manual_seed`, which also formats the call stack for every kind of accelerator that is not there.
+    """
+    number = stream_seed(seed, purpose, client=client, round=round, draw=draw) % (1 << 63)
+    torch.default_generator.manual_seed(number)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(number)
