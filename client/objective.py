@@ -13,13 +13,14 @@ from fedreuse.client.settings import ObjectiveSettings
 class Objective(Protocol):
     """Built once per local training, at the round's global weights."""
 
-    def loss(self, task_loss: Tensor) -> Tensor: ...
+    def loss(self, task_loss: Tensor, at: Sequence[Tensor] | None = None) -> Tensor:
+        """at: the trainable parameters, in the model's order, where they are not the model's own."""
 
 
 class Plain:
     """F_i(w)."""
 
-    def loss(self, task_loss: Tensor) -> Tensor:
+    def loss(self, task_loss: Tensor, at: Sequence[Tensor] | None = None) -> Tensor:
         return task_loss
 
 
@@ -28,11 +29,13 @@ class Proximal:
 
     def __init__(self, parameters: Sequence[nn.Parameter], mu: float) -> None:
         self._mu = mu
-        self._pairs = [(p, p.detach().clone()) for p in parameters]
+        self._parameters = parameters
+        self._starts = [p.detach().clone() for p in parameters]
 
-    def loss(self, task_loss: Tensor) -> Tensor:
+    def loss(self, task_loss: Tensor, at: Sequence[Tensor] | None = None) -> Tensor:
+        pairs = zip(self._parameters if at is None else at, self._starts, strict=True)
         # The squared norm itself: the derivative of a norm at 0, where every round starts, is undefined.
-        distance = sum((((p - start) ** 2).sum() for p, start in self._pairs), task_loss.new_zeros(()))
+        distance = sum((((p - start) ** 2).sum() for p, start in pairs), task_loss.new_zeros(()))
         return task_loss + 0.5 * self._mu * distance
 
 

@@ -5,15 +5,18 @@ The agent (over gRPC) and the simulator drive the same object.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from fedreuse.client.held import Held, HeldStore
 from fedreuse.client.proxy import Signature, discrepancy, head_gradient, refreshed
 from fedreuse.client.results import Learned, LocalUpdate, Score
 from fedreuse.client.settings import ClientPlan
 from fedreuse.client.task import Task
-from fedreuse.client.trainer import train
+from fedreuse.client.trainer import Trained, train
 from fedreuse.client.workbench import Workbench
 from fedreuse.proto import modelled
 from fedreuse.proto.codec import Payload, encode
+from fedreuse.proto.errors import ProtocolError
 from fedreuse.proto.packing import as_state
 from fedreuse.proto.schema import PARAMETER, Schema
 from fedreuse.proto.streams import Purpose
@@ -61,7 +64,10 @@ class Participant:
 
     def train(self, round: int, weights: Payload) -> LocalUpdate:
         """As `learn`, and code the update for the wire."""
-        learned = self.learn(round, weights)
+        return self.coded(self.learn(round, weights), round, weights)
+
+    def coded(self, learned: Learned, round: int, weights: Payload) -> LocalUpdate:
+        """What was learned from the round's weights, coded for the wire."""
         base = round, as_state(weights.body)
         sealed = seal(self._schema, learned.payload, base) if self._plan.pack else plain(learned.payload)
         return LocalUpdate(sealed, learned.steps, learned.train_loss)
@@ -72,6 +78,10 @@ class Participant:
         trained = train(
             self._task, self._bench.model, self._data, self._plan, self.client, round, self._bench.device
         )
+        return self._conclude(trained, round, weights)
+
+    def _conclude(self, trained: Trained, round: int, weights: Payload) -> Learned:
+        """Compress what the model has become, and stage the new signature."""
         payload = encode(self._schema, self._bench.delta(weights), self._kept)
         if self._plan.proxy is not None:
             refresh = self._proxy(Purpose.PROXY_REFRESH, round, weights)
@@ -80,6 +90,27 @@ class Participant:
             signature = refreshed(old, refresh, self._plan.proxy.keep)
             self._held.stage(self.client, self._run, round, {SIGNATURE: signature})
         return Learned(payload, trained.steps, trained.loss)
+
+    @staticmethod
+    def learn_together(
+        participants: Sequence[Participant], round: int, weights: Payload
+    ) -> list[Learned | ProtocolError]:
+        """As `learn` for each of several that share a model, within float tolerance: what it returns or raises."""
+        from fedreuse.client.together import train_together  # torch.func, not loaded by those who do without
+
+        first = participants[0]
+        bench = first._bench
+        bench.load(weights)
+        work = [(each.client, each._data) for each in participants]
+        results: list[Learned | ProtocolError] = []
+        found = train_together(first._task, bench.model, first._plan, round, bench.device, work)
+        for each, (trained, parameters) in zip(participants, found, strict=True):
+            bench.put(parameters)
+            try:
+                results.append(each._conclude(trained, round, weights))
+            except ProtocolError as error:
+                results.append(error)
+        return results
 
     def closed(self, round: int, accepted: bool) -> None:
         """The server closed `round`; `accepted` says whether this client's fresh update counted."""

@@ -47,8 +47,9 @@ class Task(Protocol):
     """The user's side of federated learning.
 
     A task may also offer `augment(batch, generator)`: random changes to batches of training and of the proxy,
-    see `Augment`. Evaluation never sees them. With `outcomes(model, data)` and `test_positions(client)`, see
-    `Outcomes`, the test is also reported client by client.
+    see `Augment`. Evaluation never sees them. With `losses(model, batch)`, the (n,) losses of the examples whose
+    mean is `loss`, clients with batches of different lengths can train at once. With `outcomes(model, data)` and
+    `test_positions(client)`, see `Outcomes`, the test is also reported client by client.
     """
 
     def model(self) -> nn.Module:

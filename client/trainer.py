@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,6 +64,31 @@ def layout(plan: ClientPlan) -> torch.memory_format:
     return torch.channels_last if plan.train.memory_format == "channels_last" else torch.contiguous_format
 
 
+def batches(
+    task: Task,
+    data: Dataset[Any],
+    plan: ClientPlan,
+    client: int,
+    round: int,
+    device: torch.device,
+    *,
+    join_single: bool,
+) -> Iterator[tuple[bool, Any]]:
+    """What a local training sees: whether it is the last epoch's, and a batch, augmented.
+
+    Orders come from the `batch_order` stream, the task's augmentation from `augmentation`.
+    """
+    settings = plan.train
+    augment = augmentation(task)
+    for epoch in range(settings.local_epochs):
+        order = stream(plan.seed, Purpose.BATCH_ORDER, client=client, round=round, draw=epoch)
+        changes = stream(plan.seed, Purpose.AUGMENTATION, client=client, round=round, draw=epoch)
+        for batch in shuffled(
+            data, settings.batch_size, order, join_single=join_single, device=device, layout=layout(plan)
+        ):
+            yield epoch + 1 == settings.local_epochs, augment(batch, changes)
+
+
 def train(
     task: Task,
     model: nn.Module,
@@ -75,8 +100,7 @@ def train(
 ) -> Trained:
     """Train `model` in place; a pure function of its weights, the data, the plan, client and round.
 
-    The optimiser starts fresh; the batch order comes from the `batch_order` stream, dropout from `dropout`,
-    the task's augmentation from `augmentation`.
+    The optimiser starts fresh; see `batches` for what is drawn, dropout comes from the `dropout` stream.
     """
     settings = plan.train
     model.train()
@@ -84,30 +108,29 @@ def train(
     optimiser = Sgd([p for p in model.parameters() if p.requires_grad], settings)
     amp = settings.amp and device.type == "cuda"
     scaler = torch.amp.GradScaler(device.type, enabled=amp)
-    join_single = has_batch_norm(model)
     seed_torch(plan.seed, Purpose.DROPOUT, client, round)
-    augment = augmentation(task)
     steps = 0
     losses: list[Tensor] = []
-    for epoch in range(settings.local_epochs):
-        order = stream(plan.seed, Purpose.BATCH_ORDER, client=client, round=round, draw=epoch)
-        changes = stream(plan.seed, Purpose.AUGMENTATION, client=client, round=round, draw=epoch)
-        losses = []
-        for batch in shuffled(
-            data, settings.batch_size, order, join_single=join_single, device=device, layout=layout(plan)
-        ):
-            optimiser.zero_grad()
-            with torch.autocast(device.type, enabled=amp):
-                loss = extra.loss(task.loss(model, augment(batch, changes)))
-            scaler.scale(loss).backward()
-            scaler.step(optimiser)  # type: ignore[arg-type]  # it calls step() and looks at param_groups
-            before = scaler.get_scale()
-            scaler.update()
-            steps += scaler.get_scale() >= before  # a smaller scale means that the step was skipped
+    for last, batch in batches(task, data, plan, client, round, device, join_single=has_batch_norm(model)):
+        optimiser.zero_grad()
+        with torch.autocast(device.type, enabled=amp):
+            loss = extra.loss(task.loss(model, batch))
+        scaler.scale(loss).backward()
+        scaler.step(optimiser)  # type: ignore[arg-type]  # it calls step() and looks at param_groups
+        before = scaler.get_scale()
+        scaler.update()
+        steps += scaler.get_scale() >= before  # a smaller scale means that the step was skipped
+        if last:
             losses.append(loss.detach())
     return Trained(steps, float(torch.stack(losses).mean()))
 
 
 def seed_torch(seed: int, purpose: Purpose, client: int, round: int, draw: int = 0) -> None:
-    """Point torch's global generator at a named stream."""
-    torch.manual_seed(stream_seed(seed, purpose, client=client, round=round, draw=draw) % (1 << 63))
+    """Point torch's global generators at a named stream.
+
+    As `torch.manual_seed`, which also formats the call stack for every kind of accelerator that is not there.
+    """
+    number = stream_seed(seed, purpose, client=client, round=round, draw=draw) % (1 << 63)
+    torch.default_generator.manual_seed(number)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(number)

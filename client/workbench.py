@@ -141,6 +141,13 @@ class Workbench:
         for index, values in self._views(weights).items():
             self._tensors[index].copy_(from_numpy(values))
 
+    @torch.no_grad()
+    def put(self, parameters: Mapping[str, Tensor]) -> None:
+        """Set trainable parameters, by name; the others and all buffers stay."""
+        own = dict(self.model.named_parameters())
+        for name, value in parameters.items():
+            own[name].copy_(value)
+
     def delta(self, weights: Payload) -> dict[int, Array]:
         """w_i - w_t by tensor index, one-dimensional; `weights` are those that were loaded."""
         result: dict[int, Array] = {}

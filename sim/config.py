@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -62,7 +62,16 @@ class EvaluationSection(_Section):
 
 
 class SimSection(_Section):
+    """How virtual clients compute; a run's summary says what was taken.
+
+    serial and processes give the same bits, vectorised the same within float tolerance.
+    """
+
+    mode: Literal["auto", "serial", "processes", "vectorised"] = Field(
+        "auto", description="auto: processes, or serial with one worker and on a GPU"
+    )
     workers: int | None = Field(None, ge=1, le=256, description="processes; default: one per core")
+    together: int = Field(16, ge=1, le=4096, description="clients that train at once in mode vectorised")
 
 
 class WireSection(_Section):

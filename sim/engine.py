@@ -87,6 +87,7 @@ class Engine:
         with self._held.together():  # what this process's clients stage must last only from the commit on
             self._carry_out(federation.open_round(away))
             while self._work:
+                self._pool.settle()
                 done, _ = wait(self._work, return_when=FIRST_COMPLETED)
                 for future in self._order(sorted(done, key=lambda f: self._work[f])):
                     self._carry_out(self._result(self._work.pop(future)[0], future))

@@ -15,6 +15,9 @@ PRELOADED = ["fedreuse.sim.worker"]
 class Pool(Protocol):
     def submit(self, method: str, *arguments: object) -> Future[Any]: ...
 
+    def settle(self) -> None:
+        """Nothing more will be submitted before a result is there."""
+
     def close(self) -> None: ...
 
 
@@ -32,8 +35,43 @@ class InlinePool:
             future.set_exception(error)
         return future
 
+    def settle(self) -> None:
+        pass
+
     def close(self) -> None:
         pass
+
+
+class TogetherPool(InlinePool):
+    """As `InlinePool`, but trainings wait for each other: up to `size` clients learn at once."""
+
+    def __init__(self, host: worker.Worker, size: int) -> None:
+        super().__init__(host)
+        self._size = size
+        self._waiting: list[tuple[Future[Any], str, Any]] = []
+
+    def submit(self, method: str, *arguments: object) -> Future[Any]:
+        if method not in ("learn", "train"):
+            return super().submit(method, *arguments)
+        future: Future[Any] = Future()
+        self._waiting.append((future, method, arguments))
+        return future
+
+    def settle(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for part in (waiting[at : at + self._size] for at in range(0, len(waiting), self._size)):
+            _, method, (run, _, round) = part[0]
+            clients = [client for _, _, (_, client, _) in part]
+            results: list[Any]
+            try:
+                results = self._host.together(method, run, clients, round)
+            except Exception as error:  # noqa: BLE001 - as in `InlinePool`
+                results = [error] * len(part)
+            for (future, *_), result in zip(part, results, strict=True):
+                if isinstance(result, Exception):
+                    future.set_exception(result)
+                else:
+                    future.set_result(result)
 
 
 class ProcessPool:
@@ -46,6 +84,9 @@ class ProcessPool:
 
     def submit(self, method: str, *arguments: object) -> Future[Any]:
         return self._executor.submit(worker.call, method, *arguments)
+
+    def settle(self) -> None:
+        pass
 
     def close(self) -> None:
         self._executor.shutdown(cancel_futures=True)

@@ -23,7 +23,7 @@ from fedreuse.sim.engine import Engine
 from fedreuse.sim.evaluate import TaskEvaluator
 from fedreuse.sim.folder import FINAL, SUMMARY, TEST_RESULT
 from fedreuse.sim.links import DirectLink, WireLink
-from fedreuse.sim.pool import InlinePool, Pool, ProcessPool
+from fedreuse.sim.pool import InlinePool, Pool, ProcessPool, TogetherPool
 from fedreuse.sim.run import make_task, open_federation
 from fedreuse.sim.summary import summarise, write_summary
 from fedreuse.sim.testset import Examined, open_once, read_examined
@@ -47,26 +47,42 @@ def simulate(
     evaluator = TaskEvaluator(task, archival=config.evaluation.archival)
     federation = open_federation(folder, config, evaluator)
     held = HeldStore(folder / "state" / "clients")
-    workers = config.sim.workers or os.cpu_count() or 1
-    pool: Pool
-    if workers == 1 or device.startswith("cuda"):
-        state = federation.state
-        pool = InlinePool(Worker(folder, config, device, task, held, lambda: (state.committed, state.flat)))
-    else:
-        pool = ProcessPool(folder, device, workers)
+    state = federation.state
+    mode, pool = _pool(
+        folder,
+        config,
+        device,
+        lambda: Worker(folder, config, device, task, held, lambda: (state.committed, state.flat)),
+    )
+    federation.event("simulation", mode=mode, device=device)
     tap = None if capture is None else capture.tap(federation.schema, federation.next_round)
     link = WireLink(federation, config.plan(), tap) if wire else DirectLink(federation)
     try:
         Engine(federation, pool, held, link, config.faults).run(committed)
-        return finish(folder, config, federation, evaluator)
+        return finish(folder, config, federation, evaluator, mode)
     finally:
         pool.close()
         held.close()
         federation.close()
 
 
+def _pool(folder: Path, config: RunConfig, device: str, here: Callable[[], Worker]) -> tuple[str, Pool]:
+    """The mode that `sim.mode` comes to, and where clients then compute; `here` makes what this process needs."""
+    workers = config.sim.workers or os.cpu_count() or 1
+    mode = config.sim.mode
+    if mode == "auto":
+        mode = "serial" if workers == 1 or device.startswith("cuda") else "processes"
+    if mode == "processes":
+        return mode, ProcessPool(folder, device, workers)
+    return mode, TogetherPool(here(), config.sim.together) if mode == "vectorised" else InlinePool(here())
+
+
 def finish(
-    folder: Path, config: RunConfig, federation: Federation, evaluator: TaskEvaluator | None
+    folder: Path,
+    config: RunConfig,
+    federation: Federation,
+    evaluator: TaskEvaluator | None,
+    mode: str | None = None,
 ) -> dict[str, Any]:
     """After the last round: the final model, the one look at the test set, the summary."""
     tested = (folder / TEST_RESULT).exists() or evaluator is None
@@ -77,7 +93,9 @@ def finish(
     note = f"{stamp}after {federation.next_round} rounds"
     save_model(folder / FINAL, federation.schema, federation.arrays(), note=note)
     examined = test_once(folder, config, federation, evaluator)
-    summary = summarise(folder, config, examined, _costs(folder, config, federation, evaluator))
+    summary = summarise(
+        folder, config, examined, _costs(folder, config, federation, evaluator) | {"mode": mode}
+    )
     write_summary(folder, summary)
     return summary
 

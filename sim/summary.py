@@ -33,7 +33,8 @@ def summarise(
 ) -> dict[str, Any]:
     """The summary of a run as far as it has come; absent figures are None.
 
-    `costs` holds `flops` and `memory`, which cannot be read from the folder: figures, or the reason why not.
+    `costs` holds what cannot be read from the folder: `flops` and `memory`, figures, or the reason why not; and the
+    simulator's `mode`.
     """
     rounds = read_rounds(folder)
     sums = read_sums(folder, None)
@@ -78,6 +79,7 @@ def summarise(
         "staleness": asdict(stale) if stale else None,
         "flops": (costs or {}).get("flops", {"absent": UNFINISHED}),
         "machine": {
+            "mode": (costs or {}).get("mode"),
             "seconds": sum(float(row.get("seconds") or 0) for row in rounds),
             "memory": (costs or {}).get("memory", {"absent": UNFINISHED}),
         },

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from multiprocessing import parent_process
 from pathlib import Path
@@ -22,6 +22,7 @@ from fedreuse.client.settings import ClientPlan
 from fedreuse.client.task import Task
 from fedreuse.client.workbench import resolve_device
 from fedreuse.proto.codec import Payload, dense_payload
+from fedreuse.proto.errors import ProtocolError
 from fedreuse.proto.schema import Schema
 from fedreuse.server.store import read_weights
 from fedreuse.server.weights import load_model
@@ -63,6 +64,20 @@ class Worker:
 
     def learn(self, run: str, client: int, round: int) -> Learned:
         return self._ready(run, client).learn(round, self.weights(round))
+
+    def together(
+        self, method: str, run: str, clients: Sequence[int], round: int
+    ) -> list[Learned | LocalUpdate | ProtocolError]:
+        """What `learn` or `train` (method) would return or raise for each client; they train at once."""
+        weights = self.weights(round)
+        participants = [self._ready(run, client) for client in clients]
+        learned = Participant.learn_together(participants, round, weights)
+        if method == "learn":
+            return [*learned]
+        return [
+            found if isinstance(found, ProtocolError) else each.coded(found, round, weights)
+            for each, found in zip(participants, learned, strict=True)
+        ]
 
     def weights(self, round: int) -> Payload:
         """The global weights of a round, read from the state its predecessor committed."""

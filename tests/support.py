@@ -220,7 +220,11 @@ def events(folder: Path) -> list[dict[str, Any]]:
 
 def decisions(folder: Path) -> list[list[tuple[str, str]]]:
     """What was decided and why, round by round, in an order of its own: arrival orders may differ."""
-    kept = [{key: value for key, value in event.items() if key != "detail"} for event in events(folder)]
+    kept = [
+        {key: value for key, value in event.items() if key != "detail"}
+        for event in events(folder)
+        if event["type"] != "simulation"  # how it was computed is no decision
+    ]
     order = sorted(kept, key=lambda event: (event["round"], event["type"], event.get("client", -1)))
     return [sorted((key, str(value)) for key, value in event.items()) for event in order]
 

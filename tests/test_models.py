@@ -189,3 +189,25 @@ def test_a_task_has_a_default_and_options_of_its_own() -> None:
     assert isinstance(choose(options, "lenet5", GREY, 10, own=("augment",))(), LeNet5)
     with pytest.raises(TaskError, match=r"task\.options\.augment is unknown; .* has options: none"):
         choose(options, "lenet5", GREY, 10)
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("name", ["cnn", "lenet5"])
+def test_relu_may_follow_the_pooling(name: str, layout: torch.memory_format) -> None:
+    """The papers' order, ReLU first, gives the same bits forwards and backwards."""
+    torch.manual_seed(3)
+    model = made(name, GREY).to(memory_format=layout)  # type: ignore[call-overload]
+    assert [type(part).__name__ for part in model.features] == ["Conv2d", "MaxPool2d", "ReLU"] * 2
+    conv1, pool, relu, conv2 = list(model.features)[:4]
+    usual = nn.Sequential(conv1, relu, pool, conv2, relu, pool, nn.Flatten(), *model.classifier)
+    x = (torch.rand(7, 1, 28, 28) - 0.5).to(memory_format=layout)
+    x[0] = 0  # windows of equal values: the bias alone, of either sign
+    y = torch.arange(7)
+    found = []
+    for network in (model, usual):
+        model.zero_grad()
+        loss = functional.cross_entropy(network(x), y)
+        loss.backward()
+        found.append([loss.detach(), *(p.grad for p in model.parameters())])
+    for mine, due in zip(*found, strict=True):
+        assert torch.equal(mine, due)

@@ -34,6 +34,12 @@ class Classification:
         x, y = batch
         return _loss(model(x), y, "mean")
 
+    def losses(self, model: nn.Module, batch: Any) -> Tensor:
+        """The losses (b,) whose mean `loss` is."""
+        x, y = batch
+        losses = _loss(model(x), y, "none")
+        return losses if y.ndim == 1 else losses.mean(1)
+
     def metrics(self, model: nn.Module, data: Dataset[Any]) -> Mapping[str, float]:
         """Accuracy (0 to 1) and mean loss over `data`, in evaluation mode; modes are put back.
 
