@@ -195,6 +195,11 @@ class StudyPlan(_Section):
                 f"cell {name}: evaluation.archival looks at the test set again and again; such runs are no evidence, "
                 "and no study takes them"
             )
+        if not config.evaluation.test:
+            raise ConfigError(
+                f"cell {name}: evaluation.test=false leaves the test set closed; such runs belong to a search over "
+                "validation and are no evidence, and no study takes them"
+            )
         return Cell(name, {factor: level.label for factor, level in levels.items()}, seed, config)
 
 
