@@ -59,6 +59,18 @@ class EvaluationSection(_Section):
         False,
         description="look at the test set each time, as published curves did; never evidence in a study",
     )
+    test: bool = Field(
+        True,
+        description="look at the test set once, at the end; false: never, as in a search over validation",
+    )
+
+    @model_validator(mode="after")
+    def _open_or_closed(self) -> EvaluationSection:
+        if self.archival and not self.test:
+            raise ValueError(
+                "archival looks at the test set, which test=false leaves closed; choose one of them"
+            )
+        return self
 
 
 class SimSection(_Section):

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
 from rich.markup import escape
+from typer.core import TyperGroup
 
 if TYPE_CHECKING:
     from fedreuse.client.tls import ClientTls
@@ -51,6 +53,20 @@ TensorBoard = Annotated[
     typer.Option("--tensorboard", help="Write scalars of every round into this folder, for TensorBoard."),
 ]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show what the processes log.")]
+
+
+class RunByDefault(TyperGroup):
+    """`fedreuse study FILE` is short for `fedreuse study run FILE`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if args and args[0] not in (*self.commands, "--help"):
+            args = ["run", *args]
+        return super().parse_args(ctx, args)
+
+
+def cores() -> int:
+    """How many processors this process may use."""
+    return len(os.sched_getaffinity(0))
 
 
 @contextmanager

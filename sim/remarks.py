@@ -43,6 +43,8 @@ def notes(runs: Sequence[Run]) -> Iterator[str]:
     if differ:
         yield f"different settings: {'; '.join(differ)}"
     for run in runs:
+        if not run.config.evaluation.test:
+            yield f"{run.name}: its test set was left closed (evaluation.test=false), as in a search over validation"
         if run.clients["fault"]:
             yield (
                 f"{run.name}: {run.clients['fault']} of {run.selected} selected clients failed; no uplink is "

@@ -84,8 +84,9 @@ def finish(
     evaluator: TaskEvaluator | None,
     mode: str | None = None,
 ) -> dict[str, Any]:
-    """After the last round: the final model, the one look at the test set, the summary."""
-    tested = (folder / TEST_RESULT).exists() or evaluator is None
+    """After the last round: the final model, the one look at the test set if it may be opened, the summary."""
+    closed = evaluator is None or not config.evaluation.test
+    tested = closed or (folder / TEST_RESULT).exists()
     if tested and (folder / SUMMARY).exists():  # nothing is looked at or measured again
         return dict(json.loads((folder / SUMMARY).read_text(encoding="utf-8")))
     federation.flush()
@@ -103,7 +104,12 @@ def finish(
 def test_once(
     folder: Path, config: RunConfig, federation: Federation, evaluator: TaskEvaluator | None
 ) -> Examined | None:
-    """What the test set says about the last round's model; the set is opened once per run."""
+    """What the test set says about the last round's model; the set is opened once per run.
+
+    With `evaluation.test` false it is not opened, and the task is not even asked for it.
+    """
+    if not config.evaluation.test:
+        return None
     flat = federation.state.flat
     known = read_examined(folder, flat)
     if known is not None or evaluator is None:

@@ -23,6 +23,8 @@ from fedreuse.sim.sums import read_sums
 from fedreuse.sim.testset import Examined
 
 UNFINISHED = "known when a run ends"
+UNOPENED = "the test set has not been opened"
+CLOSED = "evaluation.test=false leaves the test set closed"
 
 
 def summarise(
@@ -59,7 +61,7 @@ def summarise(
             "validation": validation[-1] if validation else None,
             "test": test.metrics.get("accuracy") if test else None,
         },
-        **_test(test),
+        **_test(test, UNOPENED if config.evaluation.test else CLOSED),
         "uplink": up,
         "downlink": down,
         "absent": {
@@ -86,10 +88,13 @@ def summarise(
     }
 
 
-def _test(test: Examined | None) -> dict[str, Any]:
-    """What the test set said: over all examples (micro), as a mean over clients (macro), and how evenly."""
+def _test(test: Examined | None, untested: str) -> dict[str, Any]:
+    """What the test set said: over all examples (micro), as a mean over clients (macro), and how evenly.
+
+    `untested` is the reason where there is nothing.
+    """
     if test is None:
-        absent = {"absent": "the test set has not been opened"}
+        absent = {"absent": untested}
         return {"test": absent, "fairness": absent}
     found = {"openings": test.openings, "accuracy": test.metrics.get("accuracy")}
     found["loss"] = _finite(test.metrics.get("loss"))

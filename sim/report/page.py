@@ -175,6 +175,8 @@ def _facts(run: Run) -> Iterator[tuple[str, str]]:
     yield "seed", str(config.seed)
     if config.evaluation.archival:
         yield "evaluation", "archival, no evidence"
+    if not config.evaluation.test:
+        yield "evaluation", "validation only, test set left closed"
     if run.finished and run.rounds == config.rounds:
         yield "rounds", str(run.rounds)
     else:

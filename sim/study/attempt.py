@@ -33,6 +33,16 @@ class Job:
         return self.config.folder
 
 
+def job_of(cell: str, config: RunConfig, folder: Path, wire: bool, device: str, data: Path | None) -> Job:
+    """How a cell is run: in its folder, in one process unless its configuration says otherwise."""
+    update: dict[str, Any] = {"output": folder}
+    if config.sim.workers is None:
+        update["sim"] = config.sim.model_copy(update={"workers": 1})
+    if data is not None:
+        update["data"] = data
+    return Job(cell, config.model_copy(update=update), wire, device, data)
+
+
 @dataclass(frozen=True)
 class Committed:
     """A running cell has committed so many rounds."""

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from typer.core import TyperGroup
 
-from fedreuse.sim.console import Data, Device, Json, complain, err, errors, out
+from fedreuse.sim.console import Data, Device, Json, RunByDefault, complain, cores, err, errors, out
 from fedreuse.sim.study import looking
 
 if TYPE_CHECKING:
@@ -20,17 +18,8 @@ if TYPE_CHECKING:
     from fedreuse.sim.study.plan import StudyPlan
 
 
-class _RunByDefault(TyperGroup):
-    """`fedreuse study FILE` is short for `fedreuse study run FILE`."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if args and args[0] not in (*self.commands, "--help"):
-            args = ["run", *args]
-        return super().parse_args(ctx, args)
-
-
 app = typer.Typer(
-    cls=_RunByDefault,
+    cls=RunByDefault,
     no_args_is_help=True,
     rich_markup_mode="rich",
     help="Run a study, a grid of paired runs, and look at it.\n\n"
@@ -111,8 +100,7 @@ def _local(study: Study, workers: int | None) -> Crew:
     from fedreuse.sim.study.local import LocalCrew
 
     widest = max(cell.config.sim.workers or 1 for cell in study.cells.values())
-    cores = len(os.sched_getaffinity(0))
-    return LocalCrew(workers or max(1, cores // widest), study.folder / "logs")
+    return LocalCrew(workers or max(1, cores() // widest), study.folder / "logs")
 
 
 def _show_plan(plan: StudyPlan, folder: Path, as_json: bool) -> None:

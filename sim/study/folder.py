@@ -12,11 +12,8 @@ outcome evidence. A study with more seeds is another study.
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,27 +22,16 @@ from typing import Any, Literal
 import yaml
 
 from fedreuse.server.store import RunError
-from fedreuse.sim.config import ConfigError, RunConfig
-from fedreuse.sim.folder import CONFIG, SUMMARY, read_body, read_config
+from fedreuse.sim.config import ConfigError
+from fedreuse.sim.folder import CONFIG, SUMMARY, read_config
+from fedreuse.sim.study.failures import Failure, read_failures, record_failure
+from fedreuse.sim.study.frozen import check_run, digest, exclusively, replace
 from fedreuse.sim.study.plan import Cell, StudyPlan, differences, identity, parse_plan
 
 STUDY = "study.yaml"
 CELLS = "cells"
-FAILURES = "failures.jsonl"
-LOCK = "lock"
 
 _FROZEN = ("seeds", "wire", "compare", "target")
-
-
-@dataclass(frozen=True)
-class Failure:
-    """One failed attempt at a cell: the exception's type and its sentence."""
-
-    cell: str
-    time: str
-    attempt: int
-    type: str
-    sentence: str
 
 
 @dataclass(frozen=True)
@@ -85,7 +71,7 @@ class Study:
         try:
             content = yaml.safe_load(path.read_text(encoding="utf-8"))
             definition, record = content["definition"], content["frozen"]
-            if record["sha256"] != _digest(definition):
+            if record["sha256"] != digest(definition):
                 raise RunError(f"{path}: the definition was changed after it was frozen; restore it")
             additions = tuple(Addition(a["at"], tuple(a["cells"])) for a in content["added"])
             plan = parse_plan(definition, str(path))
@@ -100,15 +86,15 @@ class Study:
         Raises RunError if the folder holds a definition of which the plan changes more than adding cells.
         """
         now = datetime.now(UTC).isoformat(timespec="seconds")
-        cells, digest = plan.cells(), _digest(plan.model_dump(mode="json"))
+        cells, sha256 = plan.cells(), digest(plan.model_dump(mode="json"))
         if not (folder / STUDY).exists():
-            return cls(folder, plan, cells, digest, now)
+            return cls(folder, plan, cells, sha256, now)
         old = cls.open(folder)
         if old.plan == plan:
             return old
         added = _added(old, plan, cells)
         additions = (*old.additions, Addition(now, added)) if added else old.additions
-        return cls(folder, plan, cells, digest, old.frozen, additions)
+        return cls(folder, plan, cells, sha256, old.frozen, additions)
 
     @classmethod
     def freeze(cls, plan: StudyPlan, folder: Path) -> Study:
@@ -125,7 +111,7 @@ class Study:
             "definition": self.plan.model_dump(mode="json"),
         }
         self.folder.mkdir(parents=True, exist_ok=True)
-        _replace(self.folder / STUDY, yaml.safe_dump(content, sort_keys=False, width=110))
+        replace(self.folder / STUDY, yaml.safe_dump(content, sort_keys=False, width=110))
 
     def path(self, cell: Cell) -> Path:
         """The cell's run folder."""
@@ -136,8 +122,9 @@ class Study:
         path, failure = self.path(cell), failures.get(cell.id)
         if not (path / CONFIG).exists():
             return State("failed", failure=failure) if failure else State("missing")
-        self._check_cell(cell, read_config(path))
-        rounds = _rounds(path)
+        body = "sim --wire" if self.plan.wire else "sim"
+        check_run(path, read_config(path), cell.config, body, "study")
+        rounds = count_rounds(path)
         if (path / SUMMARY).exists():
             return State("complete", rounds)
         return State("failed", rounds, failure) if failure else State("part", rounds)
@@ -147,55 +134,22 @@ class Study:
         failures = {failure.cell: failure for failure in self.failures()}
         return {name: self.state(cell, failures) for name, cell in self.cells.items()}
 
-    def _check_cell(self, cell: Cell, found: RunConfig) -> None:
-        path = self.path(cell)
-        changed = list(differences(identity(found), identity(cell.config)))
-        if changed:
-            raise RunError(
-                f"{path} holds another run than the study's: "
-                + "; ".join(f"{key} is {is_!r} there, {due!r} in the study" for key, is_, due in changed)
-                + "; move it away, or give the study another folder"
-            )
-        body = "sim --wire" if self.plan.wire else "sim"
-        if read_body(path) != body:
-            raise RunError(
-                f"{path} was run by `fedreuse {read_body(path)}`, the study's cells by `fedreuse {body}`"
-            )
-
     def failures(self) -> list[Failure]:
         """All failed attempts, oldest first. Raises RunError for a damaged file."""
-        path = self.folder / FAILURES
-        if not path.exists():
-            return []
-        try:
-            return [Failure(**json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
-        except (ValueError, TypeError) as error:
-            raise RunError(f"{path} is damaged: {error}; mend or remove it") from None
+        return read_failures(self.folder)
 
     def record_failure(self, cell: Cell, type: str, sentence: str) -> Failure:
         """Write down that an attempt at a cell failed."""
-        before = self.failures()
-        attempt = 1 + sum(failure.cell == cell.id for failure in before)
-        now = datetime.now(UTC).isoformat(timespec="seconds")
-        failure = Failure(cell.id, now, attempt, type, sentence)
-        lines = [json.dumps(vars(one)) + "\n" for one in (*before, failure)]
-        _replace(self.folder / FAILURES, "".join(lines))  # whole, so that a full disk leaves no half line
-        return failure
+        return record_failure(self.folder, cell.id, type, sentence)
 
     def strangers(self) -> list[str]:
         """Folders among the cells that belong to no cell of the study."""
         cells = self.folder / CELLS
         return sorted(p.name for p in cells.iterdir() if p.name not in self.cells) if cells.is_dir() else []
 
-    @contextmanager
-    def exclusively(self) -> Iterator[None]:
+    def exclusively(self) -> AbstractContextManager[None]:
         """One command at a time runs a study. Raises RunError if another one does."""
-        with (self.folder / LOCK).open("w") as handle:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise RunError(f"{self.folder} is being run by another command; wait for it") from None
-            yield
+        return exclusively(self.folder)
 
 
 def _added(old: Study, plan: StudyPlan, cells: dict[str, Cell]) -> tuple[str, ...]:
@@ -229,17 +183,7 @@ def _shown(value: Any) -> str:
     return json.dumps(sorted(dumped) if isinstance(dumped, set) else dumped)
 
 
-def _digest(definition: Any) -> str:
-    return hashlib.sha256(json.dumps(definition, sort_keys=True).encode()).hexdigest()
-
-
-def _replace(path: Path, text: str) -> None:
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(text, encoding="utf-8")
-    partial.rename(path)
-
-
-def _rounds(path: Path) -> int:
+def count_rounds(path: Path) -> int:
     """Complete lines of rounds.csv but the header; a round that was not committed may be among them."""
     table = path / "rounds.csv"
     return max(0, table.read_bytes().count(b"\n") - 1) if table.exists() else 0

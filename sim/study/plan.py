@@ -135,11 +135,11 @@ class StudyPlan(_Section):
 
     def _check_keys(self) -> None:
         """Each key has one owner, so that the order of factors never decides."""
-        set_by = {"base": set(_leaves(_nested(self.base)))}
+        set_by = {"base": set(leaves(nested(self.base)))}
         for factor, levels in self.factors.items():
             set_by[factor] = set()
             for level in levels:
-                own = set(_leaves(_nested(level.settings)))
+                own = set(leaves(nested(level.settings)))
                 if factor in _DUE and _DUE[factor] not in own:
                     raise ValueError(f"{factor} {level.label!r} does not say {_DUE[factor]}")
                 set_by[factor] |= own
@@ -183,9 +183,9 @@ class StudyPlan(_Section):
             if factor in ("task", "method") or len(self.factors[factor]) > 1
         ]
         name = "-".join([*named, f"s{seed}"])
-        given = _nested(self.base)
+        given = nested(self.base)
         for level in levels.values():
-            given = merge(given, _nested(level.settings))
+            given = merge(given, nested(level.settings))
         try:
             config = resolve(given | {"seed": seed})
         except ConfigError as error:
@@ -194,6 +194,11 @@ class StudyPlan(_Section):
             raise ConfigError(
                 f"cell {name}: evaluation.archival looks at the test set again and again; such runs are no evidence, "
                 "and no study takes them"
+            )
+        if not config.evaluation.test:
+            raise ConfigError(
+                f"cell {name}: evaluation.test=false leaves the test set closed; such runs belong to a search over "
+                "validation and are no evidence, and no study takes them"
             )
         return Cell(name, {factor: level.label for factor, level in levels.items()}, seed, config)
 
@@ -220,7 +225,7 @@ def identity(config: RunConfig) -> dict[str, Any]:
 
 def differences(first: dict[str, Any], second: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
     """Dotted keys in which two mappings differ, with both values; a value that is not there is None."""
-    left, right = _leaves(first), _leaves(second)
+    left, right = leaves(first), leaves(second)
     for key in dict.fromkeys((*left, *right)):
         if left.get(key) != right.get(key):
             yield key, left.get(key), right.get(key)
@@ -228,15 +233,20 @@ def differences(first: dict[str, Any], second: dict[str, Any]) -> Iterator[tuple
 
 def load_plan(name: str) -> StudyPlan:
     """The plan in a file, or the one of that name that comes with the package. Raises ConfigError."""
-    file = Path(name)
-    if not file.is_file():
-        known = built_in()
-        if name not in known:
-            raise ConfigError(
-                f"{name}: no such file, nor a study of that name; there are {', '.join(sorted(known))}"
-            )
-        file = known[name]
+    file = definition_file(name, "study", built_in())
     return parse_plan(read_mapping(file), str(file))
+
+
+def definition_file(name: str, what: str, known: dict[str, Path]) -> Path:
+    """A file of that name, or else the one among those that come with the package. Raises ConfigError."""
+    file = Path(name)
+    if file.is_file():
+        return file
+    if name not in known:
+        raise ConfigError(
+            f"{name}: no such file, nor a {what} of that name; there are {', '.join(sorted(known))}"
+        )
+    return known[name]
 
 
 def parse_plan(content: dict[str, Any], where: str) -> StudyPlan:
@@ -251,23 +261,24 @@ def parse_plan(content: dict[str, Any], where: str) -> StudyPlan:
     return plan
 
 
-def built_in() -> dict[str, Path]:
-    """The study files that come with the package, by name."""
-    folder = Path(str(resources.files("fedreuse.sim") / "studies"))
+def built_in(folder_name: str = "studies") -> dict[str, Path]:
+    """The study files that come with the package, by name; other definitions in a folder of theirs."""
+    folder = Path(str(resources.files("fedreuse.sim") / folder_name))
     return {file.stem: file for file in folder.glob("*.yaml")}
 
 
-def _nested(settings: dict[str, Any]) -> dict[str, Any]:
-    nested: dict[str, Any] = {}
+def nested(settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings whose keys may be dotted, by section."""
+    found: dict[str, Any] = {}
     for key, value in settings.items():
-        nested = merge(nested, nest(str(key), value))
-    return nested
+        found = merge(found, nest(str(key), value))
+    return found
 
 
-def _leaves(settings: dict[str, Any], above: Sequence[str] = ()) -> dict[str, Any]:
+def leaves(settings: dict[str, Any], above: Sequence[str] = ()) -> dict[str, Any]:
     """Values that are no sections, by their dotted keys."""
-    leaves: dict[str, Any] = {}
+    found: dict[str, Any] = {}
     for key, value in settings.items():
         path = (*above, str(key))
-        leaves |= _leaves(value, path) if isinstance(value, dict) and value else {".".join(path): value}
-    return leaves
+        found |= leaves(value, path) if isinstance(value, dict) and value else {".".join(path): value}
+    return found

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import signal
-import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 from fedreuse.server.store import RunError
 from fedreuse.sim.records import read_rounds
-from fedreuse.sim.study.attempt import CRASH, Committed, Crew, Ended, Job
-from fedreuse.sim.study.folder import Failure, State, Study
+from fedreuse.sim.study.attempt import Committed, Crew, Ended, Job, job_of
+from fedreuse.sim.study.drive import drive
+from fedreuse.sim.study.failures import Failure
+from fedreuse.sim.study.folder import State, Study
 from fedreuse.sim.study.pairing import unpaired
 from fedreuse.sim.study.plan import Cell
-
-WAIT_SECONDS = 0.5
 
 
 class View(Protocol):
@@ -98,17 +94,6 @@ def in_order(study: Study, states: dict[str, State], pace: Pace) -> list[Cell]:
     return sorted(waiting, key=key)
 
 
-def job_of(study: Study, cell: Cell, device: str, data: Path | None) -> Job:
-    """How a cell is run: in its folder, in one process unless the study says otherwise."""
-    sim = cell.config.sim
-    update: dict[str, Any] = {"output": study.path(cell)}
-    if sim.workers is None:
-        update["sim"] = sim.model_copy(update={"workers": 1})
-    if data is not None:
-        update["data"] = data
-    return Job(cell.id, cell.config.model_copy(update=update), study.plan.wire, device, data)
-
-
 def run_study(
     study: Study, crew: Crew, view: View, pace: Pace, *, device: str = "cpu", data: Path | None = None
 ) -> Outcome:
@@ -117,60 +102,41 @@ def run_study(
     SIGINT or SIGTERM once: running cells end after their round; twice: at once.
     Raises RunError for folders that cannot be used.
     """
-    waiting = in_order(study, study.states(), pace)
-    running: dict[str, Cell] = {}
-    interrupted = False
-    try:
-        with _interrupts() as pressed:
-            while waiting or running:
-                if pressed and not interrupted:
-                    interrupted = True
-                    waiting.clear()
-                    crew.stop()
-                    view.stopping()
-                if len(pressed) > 1:
-                    break
-                while waiting and len(running) < crew.slots:
-                    cell = waiting.pop(0)
-                    running[cell.id] = cell
-                    crew.start(job_of(study, cell, device, data))
-                    view.started(cell)
-                for event in crew.wait(WAIT_SECONDS):
-                    cell = study.cells[event.cell]
-                    if isinstance(event, Committed):
-                        view.committed(cell, event.rounds)
-                    else:
-                        del running[cell.id]
-                        if interrupted and event.type == CRASH:  # Ctrl-C may reach a process that only begins
-                            event = Ended(cell.id, "stopped")
-                        _end(study, cell, event, view)
-    finally:
-        crew.close()
+    interrupted = drive(_Cells(study, view, in_order(study, study.states(), pace), device, data), crew)
     states = study.states()
     complete = [name for name, state in states.items() if state.kind == "complete"]
     return Outcome(states, unpaired(study, complete), interrupted)
 
 
-def _end(study: Study, cell: Cell, event: Ended, view: View) -> None:
-    failure = None
-    if event.outcome == "failed":
-        failure = study.record_failure(cell, event.type, event.sentence)
-    view.ended(cell, event.outcome, failure)
+@dataclass
+class _Cells:
+    """The work of a study: the cells that wait, in their order."""
 
+    study: Study
+    view: View
+    waiting: list[Cell]
+    device: str
+    data: Path | None
 
-@contextmanager
-def _interrupts() -> Iterator[list[float]]:
-    """A list that gets the time of every SIGINT or SIGTERM, in place of what these do."""
-    pressed: list[float] = []
-    before = {
-        number: signal.signal(number, lambda *_: pressed.append(time.monotonic()))
-        for number in (signal.SIGINT, signal.SIGTERM)
-    }
-    try:
-        yield pressed
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    def next(self) -> Job | None:
+        if not self.waiting:
+            return None
+        cell = self.waiting.pop(0)
+        self.view.started(cell)
+        place = self.study.path(cell)
+        return job_of(cell.id, cell.config, place, self.study.plan.wire, self.device, self.data)
+
+    def committed(self, event: Committed) -> None:
+        self.view.committed(self.study.cells[event.cell], event.rounds)
+
+    def ended(self, event: Ended) -> None:
+        cell, failure = self.study.cells[event.cell], None
+        if event.outcome == "failed":
+            failure = self.study.record_failure(cell, event.type, event.sentence)
+        self.view.ended(cell, event.outcome, failure)
+
+    def stopping(self) -> None:
+        self.view.stopping()
 
 
 def check_folders(study: Study) -> list[str]:

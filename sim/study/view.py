@@ -12,7 +12,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Column, Table
 from rich.text import Text
 
-from fedreuse.sim.study.folder import Failure, State, Study
+from fedreuse.sim.study.failures import Failure
+from fedreuse.sim.study.folder import State, Study
 from fedreuse.sim.study.plan import Cell
 from fedreuse.sim.study.runner import Outcome, Pace
 
